@@ -232,26 +232,26 @@ class Point(Enum):
         "the first select of a connection; nothing shows that it may act for branches",
     )
     LOCK_AFTER = 502, "dtx.server.alongside.lock", "its lock exists: a successor will wait for the connection to end"
-    TAKING_BEFORE = 503, "dtx.store.rabbitmq.consume_channel", "no frame of a unit that takes messages is sent"
+    TAKING_BEFORE = 503, "dtx.store.rabbitmq.send_queue", "no frame of a unit that takes messages is sent"
     TAKING_ACKED = (
         504,
-        "dtx.store.rabbitmq.consume_channel",
+        "dtx.store.rabbitmq.send_queue",
         "its acknowledgements are sent, without receipt and tx.commit: they have no effect",
     )
-    TAKING_RECEIPTED = 505, "dtx.store.rabbitmq.consume_channel", "its receipt is sent too"
+    TAKING_RECEIPTED = 505, "dtx.store.rabbitmq.send_queue", "its receipt is sent too"
     TAKING_SENT = (
         506,
-        "dtx.store.rabbitmq.consume_channel",
+        "dtx.store.rabbitmq.send_queue",
         "tx.commit is sent: the broker settles the consumed messages, now or never",
     )
-    TAKING_COMMITTED = 507, "dtx.store.rabbitmq.consume_channel", "tx.commit-ok was received: only dtx has the messages"
+    TAKING_COMMITTED = 507, "dtx.store.rabbitmq.send_queue", "tx.commit-ok was received: only dtx has the messages"
     SETTLE_BEFORE = (
         508,
-        "dtx.store.rabbitmq.consume_channel",
+        "dtx.store.rabbitmq.send_queue",
         "acknowledgements outside of a branch, or requeued deliveries: nothing is sent",
     )
-    SETTLE_SENT = 509, "dtx.store.rabbitmq.consume_channel", "they are sent, with tx.commit"
-    SETTLE_COMMITTED = 510, "dtx.store.rabbitmq.consume_channel", "tx.commit-ok was received: they are settled"
+    SETTLE_SENT = 509, "dtx.store.rabbitmq.send_queue", "they are sent, with tx.commit"
+    SETTLE_COMMITTED = 510, "dtx.store.rabbitmq.send_queue", "tx.commit-ok was received: they are settled"
     UNIT_BEFORE = (
         511,
         "dtx.store.rabbitmq.commit_connection",

@@ -81,9 +81,9 @@ class Delivery:
     exchange: bytes
     routing_key: bytes
     redelivered: bool
-    properties: bytes
-    body: bytes | None
-    size: int
+    properties: bytes = b""
+    body: bytes | None = None
+    size: int = 0
     slot: Slot | None = None
     exclusive: bool = field(default=False, kw_only=True)
     stream: bool = field(default=False, kw_only=True)

@@ -122,13 +122,7 @@ class PlainDeliveries:
         self._send_own()
 
     def then(self, act: Callable[[], None], copies: Sequence[Copy] = (), size: int = 0) -> None:
-        """Call *act* after everything before it, and after the log has that *copies* are settled.
-
-        Args:
-            act: sends something of *size* bytes.
-            copies: settled by it.
-            size: bytes.
-        """
+        """Call *act*, which sends *size* bytes, after all before it, and when the log has that *copies* are settled."""
         if not copies and not self._outgoing:
             act()
             return
@@ -142,10 +136,7 @@ class PlainDeliveries:
             self._channels.spawn(self._record(copies, outgoing))
 
     async def _record(self, copies: Sequence[Copy], outgoing: _Outgoing) -> None:
-        try:
-            await self.filter.register.settle(copies)
-        except Exception as error:  # noqa: BLE001 - the broker gets the deliveries back
-            self._side.abandon(f"a settlement could not be recorded: {error}")
+        if not await self.filter.record(copies):
             self.drop()
         outgoing.waits = False
         while self._outgoing and not self._outgoing[0].waits:
@@ -167,23 +158,16 @@ class PlainDeliveries:
         if settlement.multiple:
             self.filter.settle_up_to(tag)
             tags = list(takewhile(lambda each: not tag or each <= tag, self.filter.tracked))
-        copies = self.filter.settled(tags)
         is_final = isinstance(settlement, methods.BasicAck) or not settlement.requeue
-        if settlement.multiple and not tag:
-            self._send_all(copies if is_final else ())
-        elif is_final and self.filter.register.must_record(copies):
-            return copies
-        self.filter.register.release(copies)
-        return ()
-
-    def _send_all(self, settled: Sequence[Copy]) -> None:
-        """Send all that waits, and record *settled* later: tag 0 means what was delivered when the broker reads it.
-
-        If it waited, it would settle deliveries that the client had not seen when it sent it.
-        """
-        for copy in settled:
+        if tag or not settlement.multiple:
+            return self.filter.to_record(tags, is_final=is_final)
+        # Tag 0 means what was delivered when the broker reads it. If it waited, it would settle deliveries that the
+        # client had not seen when it sent it. So all that waits is sent, and the log has the settlement later.
+        for copy in self.filter.tracked.values() if is_final else ():
             self.filter.settle_at_once(copy)
         self._send_waiting()
+        self.filter.returned(tags)
+        return ()
 
     def _send_waiting(self) -> None:
         outgoing, self._outgoing = self._outgoing, deque()

@@ -1,34 +1,30 @@
 """The upstream channel (T), in tx mode, on which a selected channel consumes.
 
 Acknowledgements outside a branch are committed at once. Those within a branch are held, and taken in one unit when the
-branch is prepared. RabbitMQ closes the whole *connection* (504) for any frame between tx.commit and commit-ok. So
-everything that is sent goes through one queue, which waits for commit-ok.
+branch is prepared.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import takewhile
 from typing import Final, Protocol
 from uuid import UUID
 
-from dtx import failpoint
-from dtx.failpoint import Point
 from dtx.log.records import Unit
 from dtx.store.api import UnitOutcome
-from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq import messages, send_queue
 from dtx.store.rabbitmq.consumed_queues import ConsumedQueue, ConsumedQueues
 from dtx.store.rabbitmq.copies import Copy, CopyRegister
 from dtx.store.rabbitmq.copy_filter import CopyFilter
 from dtx.store.rabbitmq.delivery_limit import Replacer
 from dtx.store.rabbitmq.identity import hold_lock
+from dtx.store.rabbitmq.send_queue import ClientReading, SendQueue, SettleMethod, UnsentSettlement
 from dtx.store.rabbitmq.upstream import Upstream, UpstreamLost
 from dtx.store.work import Budget, Delivery
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import content, methods
-from dtx.wire.amqp09.codec import Method, packer
+from dtx.wire.amqp09.codec import Method
 from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
 from dtx.wire.amqp09.methods import METHODS, ChannelClose, Settle
 from dtx.xa.codes import ReplyCode, XaError
@@ -36,32 +32,12 @@ from dtx.xa.codes import ReplyCode, XaError
 _log = get_logger(part="consume channel")
 REPLY_TO: Final = b"amq.rabbitmq.reply-to"
 """The pseudo-queue of direct replies: they come to the channel that published the request."""
-_MAX_WAITING: Final = 1 << 20
-"""Bytes that wait for commit-ok; with more, dtx reads nothing from the client."""
-_AT_ONCE: Final = 4_096
-"""Deliveries that one commit settles outside a branch at most; more wait for its commit-ok."""
-
-
-_Settle = Callable[[int, int, bool], bytes]
-_ack: Final = packer(methods.BasicAck)
-_nack: Final = packer(methods.BasicNack)
 _DECODED_CLASSES: Final = frozenset(
     row.KEY >> 16 for row in (methods.BasicDeliver, methods.QueueDeclare, ChannelClose, methods.TxSelect)
 )
 """Classes of the broker's methods that this channel decodes."""
-_DROP: Final = partial(_nack, requeue=False)
-_REQUEUE: Final = partial(_nack, requeue=True)
 REVOKED: Final = "the broker has cancelled its consumer, and may deliver the message again"
 """Why a delivery can be settled in no branch."""
-
-
-def _reject(number: int, tag: int, multiple: bool, *, requeue: bool) -> bytes:  # noqa: ARG001 - reject has no multiple
-    return methods.BasicReject(tag, requeue).frame(number)
-
-
-_REJECT: Final[dict[bool, _Settle]] = {requeue: partial(_reject, requeue=requeue) for requeue in (False, True)}
-_RETURNS: Final = (_REQUEUE, _REJECT[True])
-"""The settlements that return messages to their queues."""
 
 
 class ConsumeOwner(Protocol):
@@ -77,7 +53,7 @@ class ConsumeOwner(Protocol):
         """The broker has confirmed the close that the client requested."""
 
 
-class Keeper(Protocol):
+class Keeper(ClientReading, Protocol):
     """The client connection that a :class:`ConsumeChannel` belongs to."""
 
     def held_lost(self, branch: object, reason: str) -> None:
@@ -88,42 +64,6 @@ class Keeper(Protocol):
 
     def consume_channel_idle(self) -> None:
         """A consume channel whose client channel is gone only holds deliveries for branches."""
-
-    def hold_client(self, reason: object) -> None:
-        """Read nothing from the client until *reason* is released."""
-
-    def release_client(self, reason: object) -> None:
-        """Undo :meth:`hold_client`. Does nothing without it."""
-
-
-@dataclass(slots=True, eq=False)
-class _UnitRequest:
-    deliveries: Sequence[Delivery]
-    receipt: bytes
-    done: "asyncio.Future[UnitOutcome | None]"
-
-
-@dataclass(slots=True, eq=False)
-class _Frames:
-    data: bytes
-    dirty: bool
-    """Needs tx.commit after it."""
-    last: bool
-    """channel.close: nothing may follow in the same write, not even tx.commit."""
-    act: Callable[[], None] | None = None
-    """Called when it is sent, and committed if it is dirty, with all that came before it."""
-
-
-@dataclass(slots=True, eq=False)
-class _Settlement:
-    """Deliveries that are settled outside a branch, or a part of them. Its frames are made when it is sent."""
-
-    deliveries: list[Delivery]
-    method: _Settle
-    multiple: bool
-    """They are all unsettled deliveries up to the last of them."""
-    waits: bool = False
-    """The log must have it first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -166,42 +106,33 @@ class ConsumeChannel:
         revokes: bool = False,
     ) -> None:
         self.filter: Final = CopyFilter(copies or CopyRegister.disabled(), vhost, self)
+        self.frame: Final = self.filter.frame
+        """Handles a frame from the broker."""
         self.upstream = upstream
         self.number = number
         self.owner: ConsumeOwner | None = None
-        self.end_reason: str | None = None
-        """Why the channel has ended; ``None`` before that."""
         self.on_message: Callable[[Delivery, bytes], None] | None = None
         """Called with each delivery and its whole body, also if it is too large to be kept."""
-        self._max_kept = max_kept
         self._keeper = keeper
-        self._kept = 0
-        self._budget = budget
+        self._kept: Final = Budget(max_kept, "", budget)
         self._open: dict[int, Delivery] = {}
         self._sorted = True
         """Whether the tags in ``_open`` ascend."""
         self._held: dict[int, _Held] = {}
         self._replacer = replacer
         self._revokes = revokes
-        self._returning: set[asyncio.Task[None]] = set()
-        self._queue: deque[_Frames | _Settlement | _UnitRequest] = deque()
-        self._waiting = 0
-        self._committing = False
-        self._acts: list[Callable[[], None]] = []
-        """Called at the next commit-ok."""
+        self._sending: Final = SendQueue(upstream, number, keeper, self._free, self._taken)
         self._selecting: asyncio.Future[None] | None = None
-        self._unit: _UnitRequest | None = None
         self._queues = queues
         self._delivery: Delivery | None = None
-        self._left: int | None = None
-        """Bytes of the current message that are still missing; ``None`` if its content is ignored."""
-        self._properties = b""
+        """The delivery whose content has not all come; ``None`` if the content that comes is ignored."""
+        self._left = 0
+        """Bytes of its body that are missing."""
+        self._fits = False
+        """Whether its content is kept."""
         self._body = bytearray()
         self._whole: asyncio.Future[bytes] | None = None
-        self._skip = False
         self._lock_asked = False
-        self._locked = False
-        """Whether the broker has confirmed that this channel holds the lock."""
         self._stray = False
         """Whether the current message is one that was published to the lock. It is not for the client."""
         upstream.handlers[number] = self
@@ -214,9 +145,14 @@ class ConsumeChannel:
         return self.upstream.lock
 
     @property
+    def end_reason(self) -> str | None:
+        """Why the channel has ended; ``None`` before that."""
+        return self._sending.end_reason
+
+    @property
     def holds(self) -> bool:
         """Whether deliveries are held for branches."""
-        return bool(self._held) or self._unit is not None
+        return bool(self._held) or self._sending.is_taking
 
     @property
     def unsettled(self) -> int:
@@ -226,17 +162,12 @@ class ConsumeChannel:
     @property
     def only_holds(self) -> bool:
         """Whether it only holds deliveries for branches."""
-        return self.holds and not self._committing and not self._queue
+        return self.holds and self._sending.is_idle
 
     def request(self, key: int, payload: bytes) -> None:
-        """Forward a method of the client, and note consumers, gets and declarations.
-
-        Args:
-            key: class and method id.
-            payload: of the method frame.
-        """
+        """Forward a method of the client, and note what it consumes or declares; *key* is its class and method."""
         self._queues.requested(key, payload)
-        self._send(method_frame(self.number, payload))
+        self._sending.send(method_frame(self.number, payload))
 
     @property
     def gets_replies(self) -> bool:
@@ -245,7 +176,7 @@ class ConsumeChannel:
 
     def publish(self, frames: bytes) -> None:
         """Publish one message outside a branch; *frames* are whole frames for this channel."""
-        self._send(frames, dirty=True)
+        self._sending.send(frames, dirty=True)
 
     async def start_tx(self) -> None:
         """Put the channel in tx mode.
@@ -256,7 +187,7 @@ class ConsumeChannel:
         self._selecting = asyncio.get_running_loop().create_future()
         if self.lock:
             self._hold_lock()
-        self._send(methods.TxSelect().frame(self.number))
+        self._sending.send(methods.TxSelect().frame(self.number))
         await self._selecting
 
     def _hold_lock(self) -> None:
@@ -265,7 +196,7 @@ class ConsumeChannel:
         The lock is declared on another channel. Here it would become the queue of methods that name no queue.
         """
         self._lock_asked = True
-        self._send(hold_lock(self.number, self.lock))
+        self._sending.send(hold_lock(self.number, self.lock))
 
     def select(self, settle: Settle) -> list[Delivery]:
         """The deliveries that *settle* means, without those that branches hold.
@@ -278,7 +209,7 @@ class ConsumeChannel:
             return list(self._in_order())
         delivery = self._open.get(tag)
         if delivery is None:  # RabbitMQ refuses that with "multiple" too: the delivery with this tag must exist
-            raise _unknown(tag)
+            raise XaError(ReplyCode.PRECONDITION_FAILED, f"unknown delivery tag {tag}")
         return list(takewhile(lambda each: each.tag <= tag, self._in_order())) if settle.multiple else [delivery]
 
     def _in_order(self) -> Iterable[Delivery]:
@@ -289,10 +220,8 @@ class ConsumeChannel:
     def incoming(self, settle: Settle) -> "asyncio.Future[bytes] | None":
         """A future for the content of a delivery that *settle* means; ``None`` if all contents have arrived.
 
-        The client already has basic.deliver. RabbitMQ lets it settle the delivery from then on.
-
-        Returns:
-            A future that gets empty bytes when the content is complete, or the channel ends.
+        The client already has basic.deliver. RabbitMQ lets it settle the delivery from then on. The future gets empty
+        bytes when the content is complete, or the channel ends.
         """
         delivery, tag = self._delivery, settle.delivery_tag
         if delivery is None or not (tag == delivery.tag or (settle.multiple and not tag)):
@@ -308,19 +237,17 @@ class ConsumeChannel:
     def ack(self, deliveries: Sequence[Delivery], *, multiple: bool = False) -> None:
         """Acknowledge outside a branch: "NOT transactional", so it is committed at once.
 
-        Args:
-            deliveries: unsettled.
-            multiple: they are all unsettled deliveries up to the last of them.
+        *multiple* means that *deliveries* are all unsettled ones up to the last of them.
         """
-        self._settle(deliveries, _ack, multiple=multiple)
+        self._settle(deliveries, send_queue.ACK, multiple=multiple)
 
     def nack(self, deliveries: Sequence[Delivery], *, requeue: bool, multiple: bool = False) -> None:
         """Reject deliveries; this is committed at once. *multiple* is as for :meth:`ack`."""
-        self._settle(deliveries, _REQUEUE if requeue else _DROP, multiple=multiple)
+        self._settle(deliveries, send_queue.NACK[requeue], multiple=multiple)
 
     def reject(self, deliveries: Sequence[Delivery], *, requeue: bool) -> None:
         """As :meth:`nack`. Quorum queues of RabbitMQ 4.3 count it for their delivery limit, and do not count nack."""
-        self._settle(deliveries, _REJECT[requeue], multiple=False)
+        self._settle(deliveries, send_queue.REJECT[requeue], multiple=False)
 
     def recover(self) -> None:
         """basic.recover: requeue all unsettled deliveries that no branch holds."""
@@ -352,11 +279,7 @@ class ConsumeChannel:
             delivery.properties, delivery.body, delivery.size = b"", None, 0
 
     def end_hold(self, delivery: Delivery) -> bool:
-        """Undo :meth:`hold`: the delivery is unsettled again, and nothing is sent.
-
-        Returns:
-            Whether it was held. It is no longer held if the channel has ended.
-        """
+        """Undo :meth:`hold`: the delivery is unsettled again, and nothing is sent. Returns whether it was held."""
         held = self._held.pop(delivery.tag, None)
         if held is None:
             return False
@@ -365,30 +288,18 @@ class ConsumeChannel:
         return True
 
     def reject_held(self, delivery: Delivery, *, requeue: bool, rejects: bool) -> bool:
-        """Reject a held delivery whose contents were dropped; this is committed at once.
-
-        Args:
-            delivery: held.
-            requeue: whether it returns to its queue.
-            rejects: send basic.reject (see :meth:`reject`), not basic.nack.
-
-        Returns:
-            As :meth:`end_hold`.
-        """
-        if self._held.pop(delivery.tag, None) is None:
-            return False
-        settle = _REJECT[requeue] if rejects else _REQUEUE if requeue else _DROP
-        self._enqueue_settlement([delivery], settle, multiple=False)
-        return True
+        """Reject a held delivery, which has no contents, by basic.reject or basic.nack. Returns whether it was held."""
+        is_held = delivery.tag in self._held
+        if is_held:
+            self._settle([delivery], (send_queue.REJECT if rejects else send_queue.NACK)[requeue], multiple=False)
+        return is_held
 
     def then(self, act: Callable[[], None]) -> None:
         """Call *act* when everything sent so far is committed. It is never called if the channel ends before."""
-        if self.end_reason is None:
-            self._queue.append(_Frames(b"", dirty=False, last=False, act=act))
-            self._flush()
+        self._sending.then(act)
 
-    def _settle(self, deliveries: Sequence[Delivery], method: _Settle, *, multiple: bool) -> None:
-        if not deliveries or self.end_reason is not None:
+    def _settle(self, deliveries: Sequence[Delivery], method: SettleMethod, *, multiple: bool) -> None:
+        if not deliveries or self._sending.end_reason is not None:
             return
         # for the broker, held deliveries are unsettled too, and those that dtx itself settles
         multiple = multiple and not self._held and not self.filter.owns
@@ -396,59 +307,22 @@ class ConsumeChannel:
             self._open.clear()
         else:
             deliveries = self._forget(deliveries)
-        self._enqueue_settlement(deliveries, method, multiple=multiple)
-
-    def _enqueue_settlement(self, deliveries: Sequence[Delivery], method: _Settle, *, multiple: bool) -> None:
         copies: Sequence[Copy] = ()
         if self.filter.is_busy:
-            copies = self.filter.settled(delivery.tag for delivery in deliveries)
-            if method in _RETURNS or not self.filter.register.must_record(copies):
-                self.filter.register.release(copies)
-                copies = ()
-        if not multiple and not copies and self._waits(deliveries, method):
+            copies = self.filter.to_record(
+                (delivery.tag for delivery in deliveries), is_final=method not in send_queue.RETURNS
+            )
+        if not multiple and not copies and self._sending.join(deliveries, method):
             return
-        for start in range(0, len(deliveries), _AT_ONCE):
-            part = _Settlement(list(deliveries[start : start + _AT_ONCE]), method, multiple, waits=bool(copies))
-            if copies:
-                task = asyncio.get_running_loop().create_task(self._record(copies, part))
-                self._returning.add(task)
-                task.add_done_callback(self._returning.discard)
-                copies = ()  # later parts wait behind this one
-            self._enqueue(part, methods.SETTLE_FRAME * len(part.deliveries))
+        settlement = UnsentSettlement(list(deliveries), method, multiple, waits=bool(copies))
+        if copies:
+            self.filter.spawn(self._record(copies, settlement))
+        self._sending.settle(settlement)
 
-    async def _record(self, copies: Sequence[Copy], settlement: _Settlement) -> None:
-        """Record that *copies* are settled. Then the broker gets their settlement."""
-        try:
-            await self.filter.register.settle(copies)
-        except Exception as error:  # noqa: BLE001 - the broker gets the deliveries back
-            self.upstream.abort(f"a settlement could not be recorded: {error}")
-        else:
+    async def _record(self, copies: Sequence[Copy], settlement: UnsentSettlement) -> None:
+        if await self.filter.record(copies):
             settlement.waits = False
-            self._flush()
-
-    def _waits(self, deliveries: Sequence[Delivery], method: _Settle) -> bool:
-        """Add *deliveries* to the last settlement that waits, if that is of the same kind. Returns whether it was.
-
-        The outcomes of a branch come one by one: 10,000 separate settlements would take long.
-        """
-        last = self._queue[-1] if self._queue else None
-        if (
-            not isinstance(last, _Settlement)
-            or last.multiple
-            or last.method is not method
-            or len(last.deliveries) + len(deliveries) > _AT_ONCE
-        ):
-            return False
-        last.deliveries += deliveries
-        self._add_waiting(methods.SETTLE_FRAME * len(deliveries))
-        return True
-
-    def _settlement(self, deliveries: Sequence[Delivery], method: _Settle, multiple: bool) -> bytes:
-        """The frames that settle *deliveries*. Their memory is returned to the budget."""
-        self._free(deliveries)
-        if multiple and len(deliveries) > 1:
-            return method(self.number, deliveries[-1].tag, True)
-        return b"".join([method(self.number, delivery.tag, False) for delivery in deliveries])
+            self._sending.flush()
 
     def _forget(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
         """Remove *deliveries* from the unsettled ones. Returns those that were unsettled."""
@@ -458,29 +332,25 @@ class ConsumeChannel:
             if self._open.pop(delivery.tag, None) is not None or self._held.pop(delivery.tag, None) is not None
         ]
 
+    def _taken(self, deliveries: Sequence[Delivery]) -> None:
+        self._free(self._forget(deliveries))
+
     def _free(self, deliveries: Sequence[Delivery]) -> None:
         freed = sum(delivery.size for delivery in deliveries if delivery.body is not None)
         if freed:
-            self._kept -= freed
-            self._budget.charge(-freed)
-
-    def _frames(self, settlement: _Settlement) -> _Frames:
-        data = self._settlement(settlement.deliveries, settlement.method, settlement.multiple)
-        return _Frames(data, dirty=True, last=False)
+            self._kept.charge(-freed)
 
     # -- requests of branches
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """Give held deliveries back. Deliveries that were taken, or lost with the channel, are skipped."""
-        held = [self._held[delivery.tag] for delivery in deliveries if delivery.tag in self._held]
-        held = [each for each in held if each.branch is not None]  # others are being returned
+        found = [self._held.get(delivery.tag) for delivery in deliveries]
+        held = [each for each in found if each is not None and each.branch is not None]  # others are being returned
         back = [each.delivery for each in held if each.released is None]
         if self._replacer is not None and self._replacer.may_be_near(back):
             for delivery in back:
                 self._held[delivery.tag].branch = None
-            task = asyncio.get_running_loop().create_task(self._replace_or_return(self._replacer, back))
-            self._returning.add(task)
-            task.add_done_callback(self._returning.discard)
+            self.filter.spawn(self._replace_or_return(self._replacer, back))
         else:
             self.nack(back, requeue=True)
         for each in held:
@@ -503,13 +373,7 @@ class ConsumeChannel:
     def take(
         self, deliveries: Sequence[Delivery], branch_id: UUID, unit: Unit, receipt_queue: bytes
     ) -> "asyncio.Future[UnitOutcome | None]":
-        """Acknowledge held deliveries in one unit.
-
-        Args:
-            deliveries: held.
-            branch_id: id of the branch.
-            unit: logged already.
-            receipt_queue: for its receipt, if the unit has one.
+        """Acknowledge held *deliveries* in one *unit*, which is logged already. It may have a receipt.
 
         Returns:
             A future: HAPPENED, NEVER, or ``None`` if the connection was lost and only a receipt can prove the outcome.
@@ -521,117 +385,10 @@ class ConsumeChannel:
         receipt = b""
         if unit.receipt:
             receipt = messages.receipt(self.number, receipt_queue, messages.receipt_body(branch_id, unit))
-        self._queue.append(_UnitRequest(deliveries, receipt, done))
-        self._flush()
+        self._sending.take(deliveries, receipt, done)
         return done
 
-    # -- the queue of frames
-
-    def _send(self, data: bytes, *, dirty: bool = False, last: bool = False) -> None:
-        """Send frames, now or after commit-ok; *dirty* ones are committed."""
-        self._enqueue(_Frames(data, dirty, last), len(data))
-
-    def _enqueue(self, item: _Frames | _Settlement, size: int) -> None:
-        if self.end_reason is None:
-            self._queue.append(item)
-            self._flush()
-            if self._queue:
-                self._add_waiting(size)
-
-    def _add_waiting(self, size: int) -> None:
-        self._waiting += size
-        if self._waiting > _MAX_WAITING:
-            self._keeper.hold_client(self)
-
-    def _send_unit(self, unit: _UnitRequest, commit: bytes) -> None:
-        if any(delivery.revoked for delivery in unit.deliveries):
-            _resolve(unit.done, UnitOutcome.NEVER)
-            return
-        self._unit = unit
-        acks = [_ack(self.number, delivery.tag) for delivery in unit.deliveries]
-        self._committing = True
-        failpoint.at(Point.TAKING_BEFORE)
-        self.upstream.write_steps(
-            (acks, Point.TAKING_ACKED),
-            ((unit.receipt,), Point.TAKING_RECEIPTED),
-            ((commit,), Point.TAKING_SENT),
-        )
-
-    def _flush(self) -> None:
-        commit = methods.TxCommit().frame(self.number)
-        while self._queue and not self._committing and self.end_reason is None:
-            item = self._queue[0]
-            if (isinstance(item, _Settlement) and item.waits) or (isinstance(item, _UnitRequest) and not self._locked):
-                return
-            self._queue.popleft()
-            if isinstance(item, _UnitRequest):
-                self._send_unit(item, commit)
-                continue
-            settled = 0
-            if isinstance(item, _Settlement):
-                settled = len(item.deliveries)
-                item = self._frames(item)
-            frames, dirty, last = [item.data], item.dirty, item.last
-            acts = [item.act]
-            while self._queue and not last:
-                following = self._queue[0]
-                if isinstance(following, _Settlement):
-                    settled += len(following.deliveries)
-                    if settled > _AT_ONCE or following.waits:
-                        break
-                    following = self._frames(following)
-                elif isinstance(following, _UnitRequest) or following.last:
-                    break
-                frames.append(following.data)
-                acts.append(following.act)
-                dirty |= following.dirty
-                self._queue.popleft()
-            if dirty:
-                frames.append(commit)
-                self._committing = True
-            if last:
-                self.end_reason = "closing"  # nothing may follow: the broker closes the connection for a later frame
-            if failpoint.armed and dirty:
-                failpoint.at(Point.SETTLE_BEFORE)
-            self.upstream.write(b"".join(frames))
-            if failpoint.armed and dirty:
-                failpoint.at(Point.SETTLE_SENT)
-            self._acts = [act for act in acts if act is not None]
-            if not dirty:
-                self._act()
-        if not self._queue:
-            self._nothing_waits()
-
-    def _act(self) -> None:
-        acts, self._acts = self._acts, []
-        for act in acts:
-            act()
-
-    def _nothing_waits(self) -> None:
-        if self._waiting:
-            self._waiting = 0
-            self._keeper.release_client(self)
-
-    def _committed(self) -> None:
-        self._committing = False
-        unit, self._unit = self._unit, None
-        if failpoint.armed:
-            failpoint.at(Point.SETTLE_COMMITTED if unit is None else Point.TAKING_COMMITTED)
-        if unit is not None:
-            self._free(self._forget(unit.deliveries))
-            revoked = any(delivery.revoked for delivery in unit.deliveries)  # before the acks arrived, or after them
-            _resolve(unit.done, UnitOutcome.UNKNOWN if revoked else UnitOutcome.HAPPENED)
-        self._act()
-        self._flush()
-        self._close_if_idle()
-        if self.owner is None and self.only_holds:
-            self._keeper.consume_channel_idle()
-
     # -- from the broker
-
-    def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
-        """Handle a frame from the broker."""
-        self.filter.frame(key, buffer, start, end)
 
     def subscription(self, delivery: methods.BasicDeliver | methods.BasicGetOk) -> ConsumedQueue | None:
         """See :class:`FilteredChannel`."""
@@ -639,11 +396,12 @@ class ConsumeChannel:
 
     def settle_copy(self, tag: int, *, requeue: bool) -> None:
         """See :class:`FilteredChannel`."""
-        self._send((_REQUEUE if requeue else _ack)(self.number, tag, False), dirty=True)
+        method = send_queue.NACK[True] if requeue else send_queue.ACK
+        self._sending.send(method(self.number, tag, False), dirty=True)
 
     def get_again(self, tag: int, queue: bytes, *, no_ack: bool) -> None:  # noqa: ARG002
         """See :class:`FilteredChannel`."""
-        self._send(methods.BasicGet(queue, no_ack).frame(self.number))
+        self._sending.send(methods.BasicGet(queue, no_ack).frame(self.number))
 
     def may_replace(self, *, is_got: bool) -> bool:
         """See :class:`FilteredChannel`."""
@@ -672,15 +430,18 @@ class ConsumeChannel:
             case methods.BasicDeliver() | methods.BasicGetOk():
                 return self._deliver(method)
             case methods.TxCommitOk():
-                self._committed()
+                self._sending.committed()
+                self._close_if_idle()
+                if self.owner is None and self.only_holds:
+                    self._keeper.consume_channel_idle()
                 return False
             case methods.TxSelectOk() if self._selecting is not None:
                 self._selecting.set_result(None)
                 self._selecting = None
                 return False
             case methods.BasicConsumeOk(consumer_tag=tag) if tag == self.lock.encode():
-                self._locked = True
-                self._flush()
+                self._sending.has_lock = True
+                self._sending.flush()
                 return False
             case methods.BasicCancel(consumer_tag=tag):
                 if tag == self.lock.encode():
@@ -715,82 +476,74 @@ class ConsumeChannel:
         queue = consumed.queue
         for delivery in (*self._open.values(), *(held.delivery for held in self._held.values())):
             delivery.revoked |= delivery.queue == queue
-        branches = {id(held.branch): held.branch for held in self._held.values() if held.delivery.queue == queue}
-        for branch in branches.values():
-            if branch is not None:
-                self._keeper.held_lost(branch, REVOKED)
+        self._lose([held for held in self._held.values() if held.delivery.queue == queue], REVOKED)
+
+    def _lose(self, lost: Iterable[_Held], reason: str) -> None:
+        """Report each branch that has *lost* deliveries."""
+        for branch in {id(held.branch): held.branch for held in lost if held.branch is not None}.values():
+            self._keeper.held_lost(branch, reason)
 
     def _deliver(self, message: methods.BasicDeliver | methods.BasicGetOk) -> bool:
         """Begin a message. Returns whether it is for the client."""
         consumed = self._queues.of(message)
+        self._delivery = None
         if isinstance(message, methods.BasicGetOk):
             self._queues.answered(message)
-        else:
-            self._stray = message.consumer_tag == self.lock.encode()
-            if self._stray:
-                self._left = self._delivery = None
-                return False
-            if consumed is None:
-                _log.warning("delivery for an unknown consumer", consumer=message.consumer_tag)
-        queue, no_ack = (consumed.queue, consumed.no_ack) if consumed is not None else (b"", False)
-        self._left, self._properties, self._body = 0, b"", bytearray()
-        self._delivery = None
-        if not no_ack:
-            self._delivery = Delivery(
-                holder=self,
-                tag=message.delivery_tag,
-                queue=queue,
-                exchange=message.exchange,
-                routing_key=message.routing_key,
-                redelivered=message.redelivered,
-                properties=b"",
-                body=None,
-                size=0,
-                exclusive=queue in self.upstream.exclusive,
-            )
+        elif message.consumer_tag == self.lock.encode():
+            self._stray = True
+            return False
+        elif consumed is None:
+            _log.warning("delivery for an unknown consumer", consumer=message.consumer_tag)
+        if consumed is not None and consumed.no_ack:
+            return True
+        queue = b"" if consumed is None else consumed.queue
+        self._body = bytearray()
+        self._delivery = Delivery(
+            holder=self,
+            tag=message.delivery_tag,
+            queue=queue,
+            exchange=message.exchange,
+            routing_key=message.routing_key,
+            redelivered=message.redelivered,
+            exclusive=queue in self.upstream.exclusive,
+        )
         return True
 
     def _add_content(self, key: int, payload: bytes) -> None:
         delivery = self._delivery
-        if self._left is None:
+        if delivery is None:
             return
         if key == HEADER:
-            _, self._left, self._properties = content.header(payload)
-            size = self._left + len(self._properties)
-            fits = self._kept + size <= self._max_kept and self._budget.has_room(size)
-            self._skip = delivery is None or not fits
-            if delivery is not None and fits:
+            _, self._left, properties = content.header(payload)
+            delivery.stream = messages.from_stream(properties)
+            size = self._left + len(properties)
+            self._fits = self._kept.has_room(size)
+            if self._fits:
                 delivery.size = size  # from the header on, because the body may take long to arrive
-                self._kept += size
-                self._budget.charge(size)
+                self._kept.charge(size)
+            if self._fits or self.on_message is not None:
+                delivery.properties = properties
         else:
             self._left -= len(payload)
-            if not self._skip or self.on_message is not None:
+            if self._fits or self.on_message is not None:
                 self._body += payload
         if self._left <= 0:
-            self._left = self._delivery = None
+            self._delivery = None
             body, self._body = bytes(self._body), bytearray()
-            if delivery is not None:
-                self._arrived(delivery, body)
+            if self._fits:
+                delivery.body = body
+            self._open[delivery.tag] = delivery
+            if self.owner is None:
+                self._give_back([delivery])
+            elif self.on_message is not None:
+                self.on_message(delivery, body)
             self._is_whole()
-
-    def _arrived(self, delivery: Delivery, body: bytes) -> None:
-        delivery.stream = messages.from_stream(self._properties)
-        if not self._skip or self.on_message is not None:
-            delivery.properties = self._properties
-        if not self._skip:
-            delivery.body = body
-        self._open[delivery.tag] = delivery
-        if self.owner is None:
-            self._give_back([delivery])
-        elif self.on_message is not None:
-            self.on_message(delivery, body)
 
     # -- the end
 
     def close(self, code: int = 200, text: bytes = b"closed by the client") -> None:
         """Send channel.close after everything that must be committed; the owner is told when it is confirmed."""
-        self._send(methods.ChannelClose(code, text).frame(self.number), last=True)
+        self._sending.send(methods.ChannelClose(code, text).frame(self.number), last=True)
 
     def detach(self) -> None:
         """The client's channel is gone: requeue all deliveries except those that branches hold.
@@ -801,20 +554,13 @@ class ConsumeChannel:
         if self.end_reason is not None:
             return
         for tag in self._queues.cancel_all():
-            self._send(methods.BasicCancel(tag, no_wait=True).frame(self.number))
+            self._sending.send(methods.BasicCancel(tag, no_wait=True).frame(self.number))
         self.recover()
         self._close_if_idle()
 
     def _close_if_idle(self) -> None:
-        if (
-            self.owner is None
-            and self.end_reason is None
-            and not self._held
-            and not self._committing
-            and not self._queue
-        ):
-            self.end_reason = "closing"
-            self.upstream.write(methods.ChannelClose(200, b"done").frame(self.number))
+        if self.owner is None and not self._held and self._sending.is_idle:
+            self.close(200, b"done")
 
     def _closed(self, close: ChannelClose) -> None:
         if self.end_reason is not None:
@@ -826,7 +572,7 @@ class ConsumeChannel:
         # If the close names tx.commit, the outcome is open. If it names no method (a delivery was not acknowledged in
         # time), it may have come after tx.commit. If it names any other method, the transaction was discarded.
         known = close.failed not in (methods.TxCommit.KEY, 0)
-        in_doubt = self._unit is not None and not known
+        in_doubt = self._sending.is_taking and not known
         self._end(f"the broker closed it: {close.reply_code}", UnitOutcome.NEVER if known else None)
         if owner is not None:
             owner.upstream_closed(close)
@@ -838,37 +584,16 @@ class ConsumeChannel:
         self._end(reason, None)
 
     def _end(self, reason: str, unit_outcome: UnitOutcome | None) -> None:
-        self.end_reason = reason
         self.filter.end()
         if self._selecting is not None:
             self._selecting.set_exception(UpstreamLost(reason))
             self._selecting = None
-        unit, self._unit = self._unit, None
-        if unit is not None:
-            _resolve(unit.done, unit_outcome)
-        for item in self._queue:
-            if isinstance(item, _UnitRequest):
-                _resolve(item.done, UnitOutcome.NEVER)
-        self._queue.clear()
-        self._nothing_waits()
-        branches = {id(held.branch): held.branch for held in self._held.values() if held.branch is not None}
-        self._acts.clear()
+        self._sending.end(reason, unit_outcome)
         self._is_whole()
         self._open.clear()
-        for held in self._held.values():
+        lost, self._held = self._held.values(), {}
+        for held in lost:
             held.delivery.revoked = True  # it is in its queue again: no copy of it may be published
-        self._held.clear()
-        self._budget.charge(-self._kept)
-        self._kept = 0
-        for branch in branches.values():
-            self._keeper.held_lost(branch, reason)
+        self._kept.charge(-self._kept.used)
+        self._lose(lost, reason)
         self._keeper.consume_channel_ended()
-
-
-def _resolve(done: "asyncio.Future[UnitOutcome | None]", outcome: UnitOutcome | None) -> None:
-    if not done.done():  # the caller may have been cancelled at the end of the service
-        done.set_result(outcome)
-
-
-def _unknown(tag: int) -> XaError:
-    return XaError(ReplyCode.PRECONDITION_FAILED, f"unknown delivery tag {tag}")

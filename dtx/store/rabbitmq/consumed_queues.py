@@ -66,11 +66,7 @@ class ConsumedQueues:
         return self.consumers.get(tag) or self._former.get(tag)
 
     def cancel_all(self) -> list[bytes]:
-        """Note that dtx cancels all consumers. They get deliveries until the broker has read that.
-
-        Returns:
-            Their tags.
-        """
+        """Note that dtx cancels all consumers; they get deliveries until the broker has read it. Returns their tags."""
         tags = list(self.consumers)
         self._former |= self.consumers
         self.consumers.clear()
@@ -79,15 +75,7 @@ class ConsumedQueues:
     # -- from the client
 
     def requested(self, key: int, payload: bytes) -> ConsumedQueue | None:
-        """Note a method of the client.
-
-        Args:
-            key: class and method id.
-            payload: of the method frame.
-
-        Returns:
-            What basic.consume or basic.get reads; ``None`` if the broker refuses it, and for other methods.
-        """
+        """Note a method of the client; returns what it reads, if it is a basic.consume or basic.get without errors."""
         try:
             method = _REQUESTS[key].decode(payload) if key in _REQUESTS else None
         except WireError:

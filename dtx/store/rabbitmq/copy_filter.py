@@ -13,7 +13,7 @@ knowing it. After ten minutes it is delivered, because the other consumer may wa
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
@@ -221,9 +221,9 @@ class CopyFilter:
     def settle_at_once(self, copy: Copy) -> None:
         """Settle a copy whose settlement cannot wait for the log: a crash before the record repeats it."""
         if self.register.add_settled(copy):
-            self._spawn(self._record(copy))
+            self.spawn(self._record_late(copy))
 
-    async def _record(self, copy: Copy) -> None:
+    async def _record_late(self, copy: Copy) -> None:
         try:
             await self.register.settle_unacknowledged(copy)
         except Exception as error:  # noqa: BLE001 - in doubt, the other copy is delivered
@@ -244,7 +244,7 @@ class CopyFilter:
                 if not candidate.no_ack:
                     self._owned[delivery.delivery_tag] = _Ownership.SUPPRESSED
                 body = b"".join([frame[7:-1] for key, frame in arriving.held if key == BODY])
-                self._spawn(self._suppress(candidate, body))
+                self.spawn(self._suppress(candidate, body))
             case CopyVerdict.WAIT:
                 self._owned[delivery.delivery_tag] = _Ownership.WAITING
                 self.register.wait(copy, _HOLD, partial(self._settle_owned, delivery.delivery_tag, requeue=True))
@@ -268,7 +268,8 @@ class CopyFilter:
         if self._owned.pop(tag, None) is not None and not self.has_ended:
             self._source.settle_copy(tag, requeue=requeue)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        """Run *work* as a task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -308,6 +309,23 @@ class CopyFilter:
         self.tracked.update(copies)
         if self.has_ended:
             self.recovered()
+
+    def to_record(self, tags: Iterable[int], *, is_final: bool) -> Sequence[Copy]:
+        """Note that the client settles deliveries, for good or to return them. Returns the copies to record first."""
+        copies = self.settled(tags)
+        if is_final and self.register.must_record(copies):
+            return copies
+        self.register.release(copies)
+        return ()
+
+    async def record(self, copies: Sequence[Copy]) -> bool:
+        """Record that *copies* are settled. Returns whether the broker may get that; otherwise, the connection ends."""
+        try:
+            await self.register.settle(copies)
+        except Exception as error:  # noqa: BLE001 - the broker gets the deliveries back
+            self._source.abandon(f"a settlement could not be recorded: {error}")
+            return False
+        return True
 
     def returned(self, tags: Iterable[int]) -> None:
         """The deliveries with *tags* go back to their queues."""

@@ -425,7 +425,7 @@ async def test_a_unit_skips_deliveries_that_the_broker_took_back(late: bool, out
     """RabbitMQ 4.3 ignores the acknowledgements, and answers commit-ok."""
     upstream, taking = consuming(1000, revokes=True)
     upstream.held_lost = lambda *_: None
-    taking._locked = True
+    taking._sending.has_lock = True
     deliver(taking, 1, EMPTY)
     held = taking.select(methods.BasicAck(1))
     taking.hold(held, "a branch")
