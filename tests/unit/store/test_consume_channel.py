@@ -157,7 +157,7 @@ def test_an_unreadable_delivery_is_returned_like_others(raw: bytes) -> None:
 
 
 def consuming(
-    max_kept: int, replacer: "Replacer | None" = None, *, revokes: bool = False
+    max_kept: int, replacer: "Replacer | None" = None, *, revokes: bool = False, budget: Budget | None = None
 ) -> tuple[Any, ConsumeChannel]:
     """A channel with a consumer that acknowledges, and the connection that it writes to."""
     upstream: Any = Upstream()
@@ -166,7 +166,7 @@ def consuming(
         upstream,
         1,
         max_kept,
-        Budget(1 << 30),
+        budget or Budget(1 << 30),
         ConsumedQueues(upstream.exclusive),
         upstream,
         replacer=replacer,
@@ -194,6 +194,19 @@ def test_content_beyond_the_limit_is_not_kept_in_part() -> None:
     assert (kept.properties, kept.body) == (b"", None)
     with pytest.raises(XaError, match="unsettled deliveries exceed --max-kept-bytes"):
         check_consume(SimpleNamespace(), kept)  # type: ignore[arg-type]
+
+
+def test_an_ended_channel_returns_the_memory_of_its_contents() -> None:
+    budget = Budget(1 << 30)
+    upstream, taking = consuming(max_kept=1000, budget=budget)
+    upstream.held_lost = upstream.consume_channel_ended = lambda *_: None
+    for tag in (1, 2, 3):
+        deliver(taking, tag, EMPTY)
+    taking.hold(taking.select(methods.BasicAck(1)), "a branch")
+    taking.ack(taking.select(methods.BasicAck(2)))
+    assert budget.used == 2 * len(EMPTY)
+    taking.lost("the connection is lost")
+    assert budget.used == 0
 
 
 def test_thousands_of_headers_do_not_hold_up_a_recover() -> None:
