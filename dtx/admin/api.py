@@ -14,7 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import Field
 
 import dtx
-from dtx.admin import problems, routes_accounts, routes_orders, routes_read
+from dtx.admin import problems, routes_accounts, routes_orders, routes_rabbitmq, routes_read
 from dtx.admin.api_context import ApiContext, Asker, Context
 from dtx.admin.forms import Form
 from dtx.auth.roles import OperatorRole
@@ -121,7 +121,13 @@ def api(context: ApiContext) -> FastAPI:
         responses=_RESPONSES,
     )
     app.state.context = context
-    for routes in (routes_read.router, routes_orders.router, routes_accounts.router, router):
+    for routes in (
+        routes_read.router,
+        routes_orders.router,
+        routes_accounts.router,
+        router,
+        routes_rabbitmq.router,
+    ):
         app.include_router(routes)
     problems.install(app)
     _describe(app)

@@ -5,7 +5,7 @@ It has the log, the manager of the active dtx, tokens and the audit log.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
@@ -17,16 +17,21 @@ from dtx import failpoint
 from dtx.admin.branch_filter import Name
 from dtx.admin.identity import Authenticator, Identity
 from dtx.admin.problems import Problem, as_problem
+from dtx.auth.accounts import Accounts
 from dtx.auth.operators import OperatorLog
 from dtx.failpoint import Point
 from dtx.log.api import LogError
+from dtx.log.changes import StoredMessage
 from dtx.log.reader import LogReader
 from dtx.log.records import Duplicate
 from dtx.manager import BranchManager, Requester
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.operators import Operators
 from dtx.manager.scan import Scan
+from dtx.store.postgres.topology import VirtualHost
 from dtx.telemetry import CommitConnectionNumbers, Metrics, get_logger
+from dtx.wire.amqp09.codec import Method
+from dtx.wire.amqp09.methods import BasicPublish, ConnectionStartOk, ConnectionTuneOk
 from dtx.xa.model import Association
 
 _log = get_logger(part="admin")
@@ -57,12 +62,32 @@ class ChannelFacts(Protocol):
         """The recovery scan that is open on it."""
 
 
+class BrokerChannel(ChannelFacts, Protocol):
+    """A channel in standalone mode."""
+
+    @property
+    def consumers(self) -> int:
+        """The number of its consumers."""
+
+    @property
+    def unacked(self) -> int:
+        """The number of deliveries that the client has not settled."""
+
+    @property
+    def prefetch(self) -> tuple[int, int]:
+        """The limits of basic.qos for each later consumer, and for the channel; 0 for none."""
+
+
 class Arrived(Protocol):
     """The socket of a client."""
 
     @property
     def address(self) -> str:
         """Its remote address, host:port."""
+
+    @property
+    def local(self) -> str:
+        """The address of dtx, host:port."""
 
     @property
     def since(self) -> float:
@@ -108,6 +133,60 @@ class OperatedBroker(Protocol):
         """Publish a suppressed copy to its queue."""
 
 
+class BrokerClient(Connected, Protocol):
+    """A client's connection in standalone mode."""
+
+    start_ok: ConnectionStartOk | None
+    agreed: ConnectionTuneOk | None
+
+
+class GotMessage(Protocol):
+    """A message that was taken from a queue."""
+
+    @property
+    def message(self) -> StoredMessage:
+        """The message."""
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether it may have been delivered before."""
+
+    @property
+    def remaining(self) -> int:
+        """Ready messages after it."""
+
+
+class BrokerUser(Protocol):
+    """The requests of one operator in one virtual host. They raise what the same request of a client gets."""
+
+    async def request(self, method: Method) -> None:
+        """Declare, delete, bind, unbind or purge; done when it is durable."""
+
+    async def publish(self, method: BasicPublish, properties: bytes, body: bytes) -> bool:
+        """Publish a message. Returns whether a queue has taken it."""
+
+    async def get(self, name: bytes, count: int, how: str, most: int, keep: int) -> Sequence[GotMessage]:
+        """Take messages from a queue, then settle all.
+
+        Args:
+            name: of the queue.
+            count: number of messages at most.
+            how: ``ack``, ``requeue`` or ``reject``.
+            most: bytes of bodies at most; the message that exceeds them stays, as do those after it.
+            keep: bytes of each body that count and are needed.
+        """
+
+
+class OwnBroker(Protocol):
+    """The broker of standalone mode."""
+
+    virtual_host: Callable[[str], VirtualHost]
+    """Returns the virtual host of a name, which must exist."""
+
+    def user(self, name: str, vhost: str, *, is_token: bool) -> BrokerUser:
+        """The requests of an operator in a virtual host, which must exist. Raises XaError 403."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Active:
     """The parts that only the active dtx has.
@@ -120,6 +199,8 @@ class Active:
         lease_valid: whether this dtx is still the active one.
         epoch: returns the epoch of its lease.
         log_queue: returns the number of log records that wait for the database.
+        own_broker: the broker of standalone mode; ``None`` if the command line has the lease.
+        addresses: for clients: host, port, and whether it is for TLS.
     """
 
     manager: BranchManager
@@ -129,6 +210,8 @@ class Active:
     lease_valid: Callable[[], bool]
     epoch: Callable[[], int]
     log_queue: Callable[[], int]
+    own_broker: OwnBroker | None = None
+    addresses: Sequence[tuple[str, int, bool]] = ()
 
     @property
     def commit_connections(self) -> Mapping[str, CommitConnectionNumbers]:
@@ -146,6 +229,7 @@ class ApiContext:
         gate: authenticates requests.
         operator_log: tokens and the audit log.
         metrics: the metrics.
+        accounts: the users of clients, in standalone mode.
         active: set once this dtx is the active one.
     """
 
@@ -154,6 +238,7 @@ class ApiContext:
     gate: Authenticator
     operator_log: OperatorLog
     metrics: Metrics
+    accounts: Accounts | None = None
     active: Active | None = None
     operators: Operators | None = field(default=None, init=False)
 

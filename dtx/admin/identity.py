@@ -39,11 +39,13 @@ class Identity:
         name: of the user; a token has the prefix ``token:``, because a user may have the same name.
         role: its permissions.
         address: its IP address.
+        is_token: whether it has no user.
     """
 
     name: str
     role: OperatorRole
     address: str
+    is_token: bool = False
 
     def require(self, role: OperatorRole) -> None:
         """Check that the identity has *role*.
@@ -217,7 +219,7 @@ class _Refusals:
 
 
 def _holder(token: Token, address: str) -> Identity:
-    return Identity(name=f"token:{token.name}", role=token.role, address=address)
+    return Identity(name=f"token:{token.name}", role=token.role, address=address, is_token=True)
 
 
 def _role(tags: frozenset[str]) -> OperatorRole | None:

@@ -1,13 +1,16 @@
-"""Message properties as plain values for people and JSON. Properties that cannot be decoded are shown as hex."""
+"""Message properties and field tables as plain values: for people, and as in the JSON of RabbitMQ's management API.
+
+Properties that cannot be decoded are shown to people as hex.
+"""
 
 import math
 import struct
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
-from dtx.admin.safe_text import iso_time, name_text, preview
+from dtx.admin.safe_text import exact_name, iso_time, name_text, preview
 from dtx.wire.amqp09 import properties, tables
-from dtx.wire.amqp09.errors import WireError
+from dtx.wire.amqp09.errors import WireError, syntax_error
 from dtx.wire.amqp09.properties import Property
 
 _NUMBERS: Final = (Property.DELIVERY_MODE, Property.PRIORITY)
@@ -39,51 +42,12 @@ def _time(value: bytes) -> object:
         return seconds
 
 
-def decode_properties(raw: bytes) -> dict[str, object]:
-    """The properties that are set, by name; malformed properties as ``{"undecodable": preview}``. Never raises."""
-    try:
-        found = properties.read(raw)
-        return {
-            which.name.lower(): _property(which, found.value(which) or b"")
-            for which in Property
-            if which in found.spans
-        }
-    except WireError:
-        return {"undecodable": preview(raw)}
-
-
-def _property(which: Property, value: bytes) -> object:
-    if which in _NUMBERS:
-        return value[0]
-    if which is Property.TIMESTAMP:
-        return _time(value)
-    return _table(value) if which is Property.HEADERS else name_text(value)
-
-
-def _table(data: bytes) -> dict[str, object]:
-    return {name_text(entry.key): _DECODERS[entry.kind](entry.value) for entry in tables.entries(data)}
-
-
-def _array(data: bytes) -> Iterator[object]:
-    """The elements of an array that :func:`tables.entries` has checked completely."""
-    position = 0
-    while position < len(data):
-        kind = data[position : position + 1]
-        position += 1
-        size = _FIXED.get(kind)
-        if size is None:
-            size = int.from_bytes(data[position : position + 4], "big")
-            position += 4
-        yield _DECODERS[kind](data[position : position + size])
-        position += size
-
-
 _FIXED: Final = {
     letter.encode(): size
     for letters, size in (("V", 0), ("tbB", 1), ("suU", 2), ("Iif", 4), ("D", 5), ("lLdT", 8))
     for letter in letters
 }
-_DECODERS: Final[dict[bytes, Callable[[bytes], object]]] = {
+_PLAIN: Final[dict[bytes, Callable[[bytes], object]]] = {
     b"V": lambda _: None,
     b"t": lambda value: value != b"\0",
     b"b": _integer(">b"),
@@ -98,9 +62,134 @@ _DECODERS: Final[dict[bytes, Callable[[bytes], object]]] = {
     b"f": _real(">f"),
     b"d": _real(">d"),
     b"D": _decimal,
-    b"T": _time,
-    b"S": name_text,
-    b"x": name_text,
-    b"F": _table,
-    b"A": lambda value: list(_array(value)),
 }
+
+
+class _Decoder:
+    """Decodes properties and tables.
+
+    Args:
+        text: for texts.
+        time: for times.
+    """
+
+    def __init__(self, text: Callable[[bytes], str], time: Callable[[bytes], object]) -> None:
+        self._text = text
+        self._time = time
+        self._values: dict[bytes, Callable[[bytes], object]] = {
+            **_PLAIN,
+            b"T": time,
+            b"S": text,
+            b"x": text,
+            b"F": self.table,
+            b"A": lambda value: list(self._array(value)),
+        }
+
+    def properties(self, raw: bytes) -> dict[str, object]:
+        """The properties that are set, by name. Raises WireError 502 if they are malformed."""
+        found = properties.read(raw)
+        return {
+            which.name.lower(): self._property(which, found.value(which) or b"")
+            for which in Property
+            if which in found.spans
+        }
+
+    def _property(self, which: Property, value: bytes) -> object:
+        if which in _NUMBERS:
+            return value[0]
+        if which is Property.TIMESTAMP:
+            return self._time(value)
+        return self.table(value) if which is Property.HEADERS else self._text(value)
+
+    def table(self, data: bytes) -> dict[str, object]:
+        """The entries of a table. Raises WireError 502 if it is malformed."""
+        return {self._text(entry.key): self._values[entry.kind](entry.value) for entry in tables.entries(data)}
+
+    def _array(self, data: bytes) -> Iterator[object]:
+        """The elements of an array that :func:`tables.entries` has checked completely."""
+        position = 0
+        while position < len(data):
+            kind = data[position : position + 1]
+            position += 1
+            size = _FIXED.get(kind)
+            if size is None:
+                size = int.from_bytes(data[position : position + 4], "big")
+                position += 4
+            yield self._values[kind](data[position : position + size])
+            position += size
+
+
+_PEOPLE: Final = _Decoder(name_text, _time)
+_JSON: Final = _Decoder(exact_name, lambda value: int.from_bytes(value, "big"))
+properties_to_json: Final = _JSON.properties
+table_to_json: Final = _JSON.table
+
+
+def decode_properties(raw: bytes) -> dict[str, object]:
+    """The properties that are set, by name; malformed properties as ``{"undecodable": preview}``. Never raises."""
+    try:
+        return _PEOPLE.properties(raw)
+    except WireError:
+        return {"undecodable": preview(raw)}
+
+
+def table_from_json(values: Mapping[str, Any]) -> bytes:
+    """A table without its length, with the types that RabbitMQ's management API chooses.
+
+    Raises:
+        WireError: 502 if a name is too long, or a number does not fit 64 bits.
+    """
+    return b"".join(tables.entry(name.encode("utf-8", "replace"), *_encoded(value)) for name, value in values.items())
+
+
+def _encoded(value: object) -> tuple[bytes, bytes]:
+    """Type letter and value."""
+    match value:
+        case None:
+            return b"V", b""
+        case bool():
+            return b"t", bytes([value])
+        case int() if -(1 << 63) <= value < 1 << 63:
+            return b"l", struct.pack(">q", value)
+        case float():
+            return b"d", struct.pack(">d", value)
+        case str():
+            return b"S", value.encode("utf-8", "replace")
+        case dict():
+            return b"F", table_from_json(value)
+        case list():
+            return b"A", b"".join(_element(*_encoded(each)) for each in value)
+        case _:
+            raise syntax_error(f"{value!r:.50} does not fit a field table")
+
+
+def _element(kind: bytes, value: bytes) -> bytes:
+    return kind + (value if kind in _FIXED else tables.put_long(value))
+
+
+def properties_from_json(values: Mapping[str, Any]) -> bytes:
+    """Raw properties. Unknown names are ignored, as in RabbitMQ.
+
+    Raises:
+        WireError: 502 if a value does not fit its property.
+    """
+    return properties.build(
+        {
+            which: _property_value(which, values[which.name.lower()])
+            for which in Property
+            if which.name.lower() in values
+        }
+    )
+
+
+def _property_value(which: Property, value: object) -> bytes:
+    size = 8 if which is Property.TIMESTAMP else 1
+    match value:
+        case dict() if which is Property.HEADERS:
+            return table_from_json(value)
+        case int() if which in (*_NUMBERS, Property.TIMESTAMP) and 0 <= value < 1 << 8 * size:
+            return value.to_bytes(size, "big")
+        case str() if which not in (*_NUMBERS, Property.TIMESTAMP, Property.HEADERS):
+            return value.encode("utf-8", "replace")
+        case _:
+            raise syntax_error(f"{value!r:.50} does not fit the property {which.name.lower()}")

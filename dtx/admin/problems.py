@@ -70,6 +70,27 @@ def answer(status: HTTPStatus, detail: str, headers: dict[str, str] | None = Non
     return JSONResponse(content, status.value, headers, MEDIA_TYPE)
 
 
+_RABBITMQ: Final = {
+    HTTPStatus.UNAUTHORIZED: "not_authorised",
+    HTTPStatus.FORBIDDEN: "not_authorised",
+    HTTPStatus.NOT_FOUND: "Object Not Found",
+    HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "too_large",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "internal_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "unavailable",
+}
+"""The words of RabbitMQ's management API for statuses. Others become 400, bad_request."""
+
+
+def _as_rabbitmq(problem: Problem) -> JSONResponse:
+    """The response for a problem, as from RabbitMQ's management API, which has 401 instead of 403."""
+    status = problem.status if problem.status in _RABBITMQ else HTTPStatus.BAD_REQUEST
+    if status is HTTPStatus.FORBIDDEN:
+        status = HTTPStatus.UNAUTHORIZED
+    word = _RABBITMQ.get(status, "bad_request")
+    return JSONResponse({"error": word, "reason": problem.detail}, status.value, problem.headers)
+
+
 def as_problem(error: Exception) -> Problem:
     """The problem for *error*. An unexpected error is logged; the client gets only "internal error"."""
     match error:
@@ -94,8 +115,10 @@ def as_problem(error: Exception) -> Problem:
 def install(app: FastAPI) -> None:
     """Let *app* answer every error with a problem."""
 
-    async def handle(_: Request, error: Exception) -> JSONResponse:
+    async def handle(request: Request, error: Exception) -> JSONResponse:
         problem = as_problem(error)
+        if request.url.path.startswith("/api/"):
+            return _as_rabbitmq(problem)
         return answer(problem.status, problem.detail, problem.headers)
 
     for kind in (Problem, XaError, LogError, RequestValidationError, HTTPException):

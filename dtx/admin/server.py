@@ -76,6 +76,8 @@ _FORMER: Final = re.compile(
     re.DOTALL,
 )
 """Paths of dtx's own resources before they moved to ``API``; they work for one more version."""
+_RABBITMQ: Final = re.compile(r"(?!POST ).* /api/(?:users|vhosts|connections(?!/\d+$))(?:/.*)?", re.DOTALL)
+"""Requests with such paths that belong to RabbitMQ's management API in standalone mode."""
 _DEPRECATION: Final = (b"deprecation", b"@1795737600")
 """The day from which the former paths are deprecated (RFC 9745)."""
 _HSTS: Final = (b"strict-transport-security", b"max-age=31536000")
@@ -88,10 +90,12 @@ class Guard:
     Args:
         app: the application behind it.
         names: host names of this server, as well as addresses, localhost and the name of the machine.
+        standalone: whether there is no broker, so that dtx has the paths of RabbitMQ's management API.
     """
 
-    def __init__(self, app: ASGIApp, names: Collection[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, names: Collection[str] = (), *, standalone: bool = False) -> None:
         self._app = app
+        self._standalone = standalone
         self._names = frozenset(name.lower().rstrip(".") for name in ("localhost", socket.gethostname(), *names))
         self._requests = 0
 
@@ -102,8 +106,11 @@ class Guard:
         begun = False
         received = 0
         former = _FORMER.fullmatch(scope["path"])
-        if former is not None:
+        if former is not None and not self._is_rabbitmq(scope):
             scope = {**scope, "path": API + former[1]}
+        elif scope["path"].startswith("/api/"):
+            former = None
+            scope = {**scope, "path": scope.get("raw_path", b"").decode("ascii")}  # names have escaped slashes there
         refused: Problem | None = None
 
         async def bounded() -> Message:
@@ -147,6 +154,10 @@ class Guard:
             await answer(problem.status, problem.detail, problem.headers)(scope, receive, hardened)
         finally:
             self._requests -= counts
+
+    def _is_rabbitmq(self, scope: Scope) -> bool:
+        """Whether a path that dtx formerly had is now one of RabbitMQ's management API."""
+        return self._standalone and _RABBITMQ.fullmatch(f"{scope['method']} {scope['path']}") is not None
 
     def _require_known_host(self, scope: Scope) -> None:
         host = Headers(scope=scope).get("host", "")
@@ -380,7 +391,7 @@ class AdminServer:
         """Answer requests from now on."""
         self._pulse = LiveUpdates(context)
         self._pulse.begin()
-        self._serve(Guard(application(context, self._pulse), self._names))
+        self._serve(Guard(application(context, self._pulse), self._names, standalone=context.accounts is not None))
 
     def _serve(self, app: ASGIApp) -> None:
         config = uvicorn.Config(

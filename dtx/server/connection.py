@@ -17,6 +17,7 @@ from dtx.server.client_session import ClientTransport
 from dtx.server.limits import MAX_UNSENT
 from dtx.store.slices import Slices
 from dtx.telemetry import get_logger
+from dtx.wire.amqp09.methods import ConnectionStartOk, ConnectionTuneOk
 from dtx.xa.codes import ReplyCode, XaError
 
 _log = get_logger(part="connection")
@@ -144,6 +145,10 @@ class BaseClient(ABC):
         self.who = Requester("", "")
         self.budget = manager.budget
         """Memory budget for the client's messages; after the login, the budget of its user and virtual host."""
+        self.start_ok: ConnectionStartOk | None = None
+        """The client's properties and mechanism in AMQP 0-9, without its password."""
+        self.agreed: ConnectionTuneOk | None = None
+        """The limits that are agreed on in AMQP 0-9."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when all resources of the connection are released."""
         self._transport: ClientTransport | None = transport

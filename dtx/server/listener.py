@@ -50,12 +50,14 @@ class Arrival:
 
     Args:
         address: the client's ``host:port``.
+        local: dtx's own ``host:port``.
         since: when the protocol header was read, seconds since the epoch.
         protocol: the protocol of the header.
         tls: whether the socket is encrypted.
     """
 
     address: str
+    local: str
     since: float
     protocol: str
     tls: bool
@@ -194,14 +196,18 @@ class AcceptedConnection(asyncio.Protocol):
 
     def arrival(self, header: bytes) -> Arrival:
         """The facts about this connection; *header* is its protocol header."""
-        name = None if self._transport is None else self._transport.get_extra_info("peername")
-        host, port = ("", 0) if not name else name[:2]
         return Arrival(
-            address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            address=self._address("peername"),
+            local=self._address("sockname"),
             since=time.time(),
             protocol=_NAMES[header],
             tls=self._transport is not None and self._transport.get_extra_info("sslcontext") is not None,
         )
+
+    def _address(self, end: str) -> str:
+        name = None if self._transport is None else self._transport.get_extra_info(end)
+        host, port = ("", 0) if not name else name[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def write(self, data: bytes | memoryview) -> None:
         """See :class:`ClientTransport`."""
@@ -260,6 +266,8 @@ class Listener:
         self.header_timeout = header_timeout
         self.sessions: dict[ClientSession, Arrival] = {}
         """Sessions whose protocol header has been read, in order of arrival."""
+        self.addresses: list[tuple[str, int, bool]] = []
+        """The bound addresses: host, port, and whether it is for TLS."""
         self._new_session: NewSession | None = None
         self._max_connections = max_connections
         self._max_handshakes = max_handshakes
@@ -297,6 +305,7 @@ class Listener:
             message = f"cannot listen on {Address(host, port)}: {reason.lower()} (change --listen)"
             raise (OSError(error.errno, message) if taken else ConfigError(message)) from error
         name = server.sockets[0].getsockname()
+        self.addresses.append((name[0], name[1], tls is not None))
         return name[0], name[1]
 
     async def _bind(self, host: str, port: int, tls: ssl.SSLContext | None) -> asyncio.Server | TlsServer:

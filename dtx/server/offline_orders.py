@@ -85,6 +85,6 @@ async def active_offline(settings: Settings, url: str) -> AsyncIterator[ActiveDt
         if broker is not None:
             manager, _, _ = await open_alongside(settings, broker, log, limits, metrics, stack)
         else:
-            manager, _ = await open_standalone(settings, url, log, limits, metrics, stack)
+            manager, _, _ = await open_standalone(settings, url, log, limits, metrics, stack)
         yield ActiveDtx(manager=manager, log=log, away=away)
         await manager.drain(settings.drain_timeout if away is None else 0.0)

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack
 
-from dtx.admin.api_context import Active, ApiContext, OperatedBroker
+from dtx.admin.api_context import Active, ApiContext, OperatedBroker, OwnBroker
 from dtx.admin.identity import Authenticator
 from dtx.admin.routes_orders import start_policies
 from dtx.admin.server import AdminServer
@@ -70,6 +70,7 @@ class OperatorService:
             gate=Authenticator(accounts, operator_log),
             operator_log=operator_log,
             metrics=self._metrics,
+            accounts=accounts if self._settings.broker is None else None,
         )
         if self._server is not None:
             self._server.begin(self._context)
@@ -79,6 +80,7 @@ class OperatorService:
         manager: BranchManager,
         listener: Listener,
         broker: OperatedBroker | None,
+        own_broker: OwnBroker | None,
         log: PostgresTransactionLog,
     ) -> None:
         """Take orders and start the policies, because this dtx is the active one.
@@ -87,6 +89,7 @@ class OperatorService:
             manager: the transaction manager, with its branches loaded.
             listener: has the sessions.
             broker: the broker; ``None`` without one.
+            own_broker: the broker of standalone mode.
             log: holds the lease.
         """
         assert self._context is not None, "begin comes first"
@@ -96,6 +99,8 @@ class OperatorService:
                 connections=lambda: listener.sessions,
                 disconnect=_disconnect,
                 broker=broker,
+                own_broker=own_broker,
+                addresses=listener.addresses,
                 lease_valid=lambda: log.lease_valid,
                 epoch=lambda: log.epoch,
                 log_queue=lambda: log.queued,

@@ -33,6 +33,7 @@ from dtx.wire.amqp09.errors import HardCode
 if TYPE_CHECKING:
     from dtx.admin.api_context import OperatedBroker
     from dtx.server.operator_service import OperatorService
+    from dtx.server.standalone.operator_requests import OperatorBroker
 
 _log = get_logger(part="service")
 OK: Final = 0
@@ -41,8 +42,8 @@ LEASE_LOST: Final = 5
 _DAY: Final = 86_400.0
 _CLOSE_SECONDS: Final = 5.0
 """Seconds that clients have to confirm connection.close on a stop."""
-_Opened: TypeAlias = "tuple[BranchManager, NewSession, OperatedBroker | None]"
-"""The manager, the factory of client sessions, and what operators may do with the broker, if there is one."""
+_Opened: TypeAlias = "tuple[BranchManager, NewSession, OperatedBroker | None, OperatorBroker | None]"
+"""The manager, the factory of client sessions, and what operators may do with the broker, or with dtx as the broker."""
 _OpenMode: TypeAlias = Callable[[str, PostgresTransactionLog], Awaitable[_Opened]]
 """Opens a mode with the URL of the database and the log, which holds the lease."""
 
@@ -153,10 +154,10 @@ async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Ser
         operating.begin(url)  # a standby answers as well, with its state
     log = await _open_log(settings, url, stack, stop, metrics)
     with memory.loading():
-        manager, new_session, broker_access = await open_mode(url, log)
+        manager, new_session, broker_access, own_broker = await open_mode(url, log)
     await listener.accept(new_session)
     if operating is not None:
-        operating.activate(manager, listener, broker_access, log)
+        operating.activate(manager, listener, broker_access, own_broker, log)
     failpoint.at(Point.READY_BEFORE)
     _announce_ready(addresses, None if operating is None else operating.url)
     failpoint.at(Point.READY_AFTER)
@@ -204,8 +205,8 @@ async def _mode(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> 
         from dtx.server.standalone.mode import open_standalone
 
         async def standalone(url: str, log: PostgresTransactionLog) -> _Opened:
-            opened = await open_standalone(settings, url, log, _limits(settings), metrics, stack)
-            return *opened, None
+            manager, new_session, own = await open_standalone(settings, url, log, _limits(settings), metrics, stack)
+            return manager, new_session, None, own
 
         return "none", standalone
     from dtx.server.alongside.mode import broker_of, open_alongside, require_broker, vhost_of
@@ -214,7 +215,7 @@ async def _mode(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> 
     await require_broker(broker, vhost_of(settings))
 
     async def alongside(_: str, log: PostgresTransactionLog) -> _Opened:
-        return await open_alongside(settings, broker, log, _limits(settings), metrics, stack)
+        return *await open_alongside(settings, broker, log, _limits(settings), metrics, stack), None
 
     return str(broker), alongside
 

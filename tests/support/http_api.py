@@ -15,6 +15,7 @@ _TAGS: Final = {
     "archive": "Archive",
     "clients": "Clients",
     "users": "Users and virtual hosts",
+    "rabbitmq": "RabbitMQ's management API",
     "operators": "Tokens and audit log",
     "service": "State, health and metrics",
 }
@@ -45,11 +46,23 @@ class Reference:
         lines: list[str] = []
         for tag, heading in _TAGS.items():
             lines += [f"## {heading}", ""]
+            if tag == "rabbitmq":
+                lines += [*self._rabbitmq(), ""]
+                continue
             for path, methods in self._paths.items():
                 for method, route in methods.items():
                     if tag in route["tags"]:
                         lines += self._route(f"{method.upper()} {path}", route)
         return "\n".join(lines).rstrip()
+
+    def _rabbitmq(self) -> Iterator[str]:
+        """The routes whose parameters and answers RabbitMQ's documentation describes."""
+        yield from ("| route | role | |", "| --- | --- | --- |")
+        for path, methods in self._paths.items():
+            for method, route in methods.items():
+                if "rabbitmq" in route["tags"]:
+                    name = f"{method.upper()} {path}"
+                    yield f"| `{name}` | {ROUTES[name][0]} | {' '.join(route['description'].split())} |"
 
     def _route(self, name: str, route: _Json) -> Iterator[str]:
         role, _ = ROUTES[name]

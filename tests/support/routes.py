@@ -8,6 +8,71 @@ VIEWER, OPERATOR, COORDINATOR = OperatorRole
 WHY: Final = {"reason": "to see who may"}
 NAMED: Final = {"name": "nobody", **WHY}
 TOPIC: Final = {**NAMED, "exchange": "amq.topic"}
+_RABBITMQ: Final = {
+    VIEWER: """
+    /overview
+    /cluster-name
+    /nodes
+    /nodes/{name}
+    /vhosts
+    /vhosts/{name}
+    /vhosts/{vhost}/connections
+    /vhosts/{vhost}/channels
+    /connections
+    /connections/{name}
+    /connections/{name}/channels
+    /channels
+    /channels/{name}
+    /consumers
+    /consumers/{vhost}
+    /exchanges
+    /exchanges/{vhost}
+    /exchanges/{vhost}/{name}
+    /exchanges/{vhost}/{name}/bindings/source
+    /exchanges/{vhost}/{name}/bindings/destination
+    /queues
+    /queues/{vhost}
+    /queues/{vhost}/{name}
+    /queues/{vhost}/{name}/bindings
+    /bindings
+    /bindings/{vhost}
+    /bindings/{vhost}/e/{source}/q/{destination}
+    /bindings/{vhost}/e/{source}/e/{destination}
+    /bindings/{vhost}/e/{source}/q/{destination}/{props}
+    /bindings/{vhost}/e/{source}/e/{destination}/{props}
+    /extensions
+    /feature-flags
+    /global-parameters
+    /operator-policies
+    /parameters
+    /policies
+    /user-limits
+    /vhost-limits
+    /whoami
+    /aliveness-test/{vhost}
+    /health/checks/virtual-hosts
+    /health/checks/alarms
+    /health/checks/local-alarms
+    /health/checks/node-is-quorum-critical
+    /health/checks/node-is-mirror-sync-critical
+    /health/checks/port-listener/{port}
+    /health/checks/protocol-listener/{protocol}
+    """,
+    COORDINATOR: """
+    /vhosts/{vhost}/permissions
+    /vhosts/{vhost}/topic-permissions
+    /users
+    /users/without-permissions
+    /users/{user}
+    /users/{user}/permissions
+    /users/{user}/topic-permissions
+    /permissions
+    /permissions/{vhost}/{user}
+    /topic-permissions
+    /topic-permissions/{vhost}/{user}
+    """,
+}
+"""Paths of RabbitMQ's management API that are read, by the role that they need."""
 ROUTES: Final[dict[str, tuple[OperatorRole | None, object]]] = {
     "GET /healthz": (None, None),
     "GET /readyz": (None, None),
@@ -49,5 +114,6 @@ ROUTES: Final[dict[str, tuple[OperatorRole | None, object]]] = {
     "GET /dtx/v1/vhosts": (VIEWER, None),
     "POST /dtx/v1/vhosts": (COORDINATOR, {**NAMED, "name": "made"}),
     "POST /dtx/v1/vhosts/remove": (COORDINATOR, NAMED),
+    **{f"GET /api{path}": (role, None) for role, paths in _RABBITMQ.items() for path in paths.split()},
 }
 """The role that each route needs, and a valid body. Every change is written to the audit log, allowed or not."""

@@ -87,10 +87,15 @@ class SessionFacts:
     Args:
         place: the numbers of the connection and of the channel.
         associations: the branches that the transactions work for.
+        consumers: the number of links to the client.
+        unacked: the number of deliveries that the client has not settled.
     """
 
     place: tuple[int, int]
     associations: Sequence[tuple[BranchRuntime, Association]]
+    consumers: int = 0
+    unacked: int = 0
+    prefetch: tuple[int, int] = (0, 0)
 
     @property
     def mode(self) -> ChannelMode:
@@ -171,7 +176,8 @@ class Amqp10Connection(ClientConnection):
         """One entry for all sessions, because transactions belong to the connection."""
         if self.stage is not Stage.RUNNING:
             return {}
-        return {0: SessionFacts((self.id, 0), self.transactions.associations)}
+        links = [len(link.unsettled) for link in self._links.values() if isinstance(link, OutgoingLink)]
+        return {0: SessionFacts((self.id, 0), self.transactions.associations, len(links), sum(links))}
 
     # -- from the client
 

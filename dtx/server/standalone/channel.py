@@ -68,6 +68,21 @@ class StandaloneChannel:
         """The open recovery scan of the channel."""
         return self._coordination.scan
 
+    @property
+    def consumers(self) -> int:
+        """The number of its consumers."""
+        return len(self.consuming.consumers)
+
+    @property
+    def unacked(self) -> int:
+        """The number of deliveries that the client has not settled."""
+        return len(self.consuming.unsettled)
+
+    @property
+    def prefetch(self) -> tuple[int, int]:
+        """The limits of basic.qos for each later consumer, and for the channel; 0 for none."""
+        return self.consuming.prefetch
+
     # -- methods of the client
 
     def receive(self, event: MethodReceived | ContentReceived) -> None:

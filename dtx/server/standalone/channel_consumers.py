@@ -169,6 +169,16 @@ class ChannelConsumers:
         self._asking: tuple[bytes, bytes] | None = None
         """Tag and reply address of the consumer of direct replies, if there is one."""
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Numbers of the connection and the channel."""
+        return self._order.place
+
+    @property
+    def prefetch(self) -> tuple[int, int]:
+        """The limits of basic.qos for each later consumer, and for the channel; 0 for none."""
+        return self._prefetch, self._shared.limit
+
     # -- the sink
 
     @property

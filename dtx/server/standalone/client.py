@@ -33,37 +33,21 @@ class Parts:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Client:
-    """A client that has entered a virtual host. It owns the exclusive queues that it declares.
+class VirtualHostUser:
+    """A user in a virtual host: a client, or an operator.
 
     Args:
         parts: the objects that all clients share.
-        connection: its number, for the log.
         who: user and virtual host.
-        vhost, access, writes: of this connection.
-        budget: memory of the user and virtual host.
-        frame_max: agreed with the client, bytes.
-        hears_of_cancelled_consumers: the client understands basic.cancel when a queue is deleted.
-        outbox: data that is sent to the client.
-        slices: long work for the client.
-        handle_waiting: called when frames that waited behind a method may be handled.
-        fail: called with an exception that ends the connection, and class << 16 | method of the client's method.
-        wait_for_disk: called when the client publishes while the disk is nearly full.
+        vhost: the virtual host.
+        access: the rights of the user there.
+        wait_for_disk: called when the user publishes while the disk is nearly full.
     """
 
     parts: Parts
-    connection: int
     who: Requester
     vhost: VirtualHost
     access: Access
-    writes: Writes
-    budget: Budget
-    frame_max: int
-    consumer_cancel_notify: bool
-    outbox: Outbox
-    slices: Slices
-    handle_waiting: Callable[[], None]
-    fail: Callable[[Exception, int], None]
     wait_for_disk: Callable[[], None]
 
     @property
@@ -96,3 +80,30 @@ class Client:
     def remove(self, deleted: DeletedQueues) -> None:
         """See :func:`~dtx.server.standalone.broker.remove`."""
         remove(self.broker, self.manager, deleted)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Client(VirtualHostUser):
+    """A client that has entered a virtual host. It owns the exclusive queues that it declares.
+
+    Args:
+        connection: its number, for the log.
+        writes: of this connection.
+        budget: memory of the user and virtual host.
+        frame_max: agreed with the client, bytes.
+        hears_of_cancelled_consumers: the client understands basic.cancel when a queue is deleted.
+        outbox: data that is sent to the client.
+        slices: long work for the client.
+        handle_waiting: called when frames that waited behind a method may be handled.
+        fail: called with an exception that ends the connection, and class << 16 | method of the client's method.
+    """
+
+    connection: int
+    writes: Writes
+    budget: Budget
+    frame_max: int
+    consumer_cancel_notify: bool
+    outbox: Outbox
+    slices: Slices
+    handle_waiting: Callable[[], None]
+    fail: Callable[[Exception, int], None]

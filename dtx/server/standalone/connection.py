@@ -8,6 +8,7 @@ reading from a client that does not read, or that sends more than the log can ta
 import asyncio
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import dtx
@@ -242,6 +243,7 @@ class StandaloneConnection(ClientConnection):
             case LoginReceived():
                 self._receive_login(event.login)
             case TuneAgreed():
+                self.agreed = event.tune
                 self._tick()
             case VhostRequested():
                 self._enter(event.vhost)
@@ -261,6 +263,7 @@ class StandaloneConnection(ClientConnection):
     # -- opening
 
     def _receive_login(self, start_ok: methods.ConnectionStartOk) -> None:
+        self.start_ok = replace(start_ok, response=b"")
         try:
             credentials = handshake.credentials(start_ok.mechanism, start_ok.response)
         except handshake.NotOffered as error:

@@ -4,14 +4,13 @@ Each needs the permissions that RabbitMQ requires ("Access Control", table of op
 when they are durable.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Final
+from typing import Any, Final, Protocol
 
 from dtx.auth.permissions import Permission
 from dtx.log.changes import Define, DestinationKind
-from dtx.server.standalone.answer_order import ChannelOrder
-from dtx.server.standalone.client import Client
+from dtx.server.standalone.client import VirtualHostUser
 from dtx.server.standalone.direct_replies import REPLY_TO
 from dtx.store.postgres.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE, first_of_each
 from dtx.store.postgres.exchanges import describe
@@ -61,6 +60,21 @@ _OK: Final[dict[type[Method], Callable[[], Method]]] = {
 }
 
 
+class AnswerOrder(Protocol):
+    """The order of a channel's work and answers; see :class:`~dtx.server.standalone.answer_order.ChannelOrder`."""
+
+    number: int
+
+    def send(self, frame: bytes) -> None:
+        """Send whole frames to the client. Empty *frame*: send nothing."""
+
+    def after_writes(self, act: Callable[[], None], key: int) -> None:
+        """Call *act* when all earlier writes of the connection are durable or have failed."""
+
+    def run(self, work: Coroutine[Any, Any, bytes], key: int) -> None:
+        """Run *work*, which returns the answer frame."""
+
+
 class Declarations:
     """The topology methods of one channel.
 
@@ -71,7 +85,7 @@ class Declarations:
 
     __slots__ = ("_client", "_order", "last_queue", "ticket")
 
-    def __init__(self, client: Client, order: ChannelOrder) -> None:
+    def __init__(self, client: VirtualHostUser, order: AnswerOrder) -> None:
         self._client = client
         self._order = order
         self.last_queue = b""

@@ -1,11 +1,10 @@
 """basic.publish: check and route a complete message, then pass it to the context."""
 
-from typing import Final
+from typing import Final, Protocol
 
 from dtx.auth.permissions import Permission
 from dtx.server.limits import check_fan_out
-from dtx.server.standalone.channel_consumers import ChannelConsumers
-from dtx.server.standalone.client import Client
+from dtx.server.standalone.client import VirtualHostUser
 from dtx.server.standalone.contexts import Context, PublisherChannel
 from dtx.server.standalone.direct_replies import REPLY_TO, is_address
 from dtx.store.postgres.property_scan import sender_selected
@@ -20,18 +19,28 @@ _INSPECTED: Final = frozenset((Property.HEADERS, Property.EXPIRATION, Property.U
 """The properties that dtx checks or routes by."""
 
 
+class ReplyConsumer(Protocol):
+    """The consumers of a channel, for the address of direct replies."""
+
+    @property
+    def reply_address(self) -> bytes:
+        """The address. Raises XaError 406 if there is no consumer of direct replies."""
+
+
 class MessageRouting:
     """The publishes of one channel.
 
     Args:
         client: the owner of the channel.
         consuming: the consumers of the channel, for the address of direct replies.
-        publisher: the channel that gets returned messages.
+        publisher: the channel that gets returned messages; ``None`` where none is mandatory.
     """
 
     __slots__ = ("_client", "_consuming", "_publisher")
 
-    def __init__(self, client: Client, consuming: ChannelConsumers, publisher: PublisherChannel) -> None:
+    def __init__(
+        self, client: VirtualHostUser, consuming: ReplyConsumer, publisher: PublisherChannel | None = None
+    ) -> None:
         self._client = client
         self._consuming = consuming
         self._publisher = publisher

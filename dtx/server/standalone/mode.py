@@ -16,6 +16,7 @@ from dtx.server.listener import AcceptedConnection, NewSession
 from dtx.server.standalone.client import Parts
 from dtx.server.standalone.connection import StandaloneConnection
 from dtx.server.standalone.nodes import StandaloneNodes
+from dtx.server.standalone.operator_requests import OperatorBroker
 from dtx.store.postgres.store import PostgresStore
 from dtx.telemetry import Metrics
 from dtx.wire.amqp09.frames import Protocol
@@ -23,7 +24,7 @@ from dtx.wire.amqp09.frames import Protocol
 
 async def open_standalone(
     settings: Settings, url: str, log: PostgresTransactionLog, limits: Limits, metrics: Metrics, stack: AsyncExitStack
-) -> tuple[BranchManager, NewSession]:
+) -> tuple[BranchManager, NewSession, OperatorBroker]:
     """Open the store, the manager and the accounts.
 
     Args:
@@ -35,7 +36,8 @@ async def open_standalone(
         stack: closes what was opened, in the opposite order.
 
     Returns:
-        The manager, with its branches and messages loaded, and a function that makes the connection of a client.
+        The manager, with its branches and messages loaded, a function that makes the connection of a client, and the
+        broker for operators.
 
     Raises:
         LogError: the log cannot be read.
@@ -76,7 +78,7 @@ async def open_standalone(
             connection.recheck()
 
     accounts.on_change(recheck)
-    return manager, new_session
+    return manager, new_session, OperatorBroker(parts)
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -420,6 +420,11 @@ class QueueOrigin:
     # -- a sink
 
     @property
+    def place(self) -> tuple[int, int]:
+        """The number of the connection, and 0: see :attr:`Amqp10Connection.channels`."""
+        return self._nodes.home.id, 0
+
+    @property
     def full(self) -> bool:
         """Whether nothing can be delivered now."""
         return self._receiver.full

@@ -316,6 +316,10 @@ class DispatchRound:
         """All consumers, in order of arrival."""
         return list(self._all)
 
+    def is_sole(self, consumer: Consumer) -> bool:
+        """Whether *consumer* takes part, and does not wait for the end of another one."""
+        return not self._single or consumer is self._sole
+
     def add(self, consumer: Consumer, name: str) -> None:
         """Add *consumer*.
 

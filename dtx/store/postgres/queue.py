@@ -677,6 +677,14 @@ class QueueIndex:
         """How many there are: the consumer-count of declare-ok."""
         return len(self._round)
 
+    def all_consumers(self) -> list[Consumer]:
+        """All consumers, in order of arrival."""
+        return self._round.all()
+
+    def is_active(self, consumer: Consumer) -> bool:
+        """Whether *consumer* does not wait for the end of the single active consumer."""
+        return self._round.is_sole(consumer)
+
     def consume(self, consumer: Consumer) -> None:
         """Add *consumer*.
 

@@ -126,7 +126,7 @@ def test_an_unknown_host_name_is_refused(shared: StandaloneStage, path: str) -> 
         ("/dtx/v1/branches/1:61:/discard", {"reason": "x", "positions": []}, 422),
         ("/dtx/v1/bulk", {"action": "commit", "reason": "x", "filter": {"state": ["lost"]}}, 400),
         ("/dtx/v1/bulk", {"action": "commit", "reason": "x", "filter": {"gtrid": "hex:zz"}}, 400),
-        ("/api/nothing", {}, 404),
+        ("/dtx/v1/nothing", {}, 404),
     ],
 )
 def test_a_wrong_request_is_answered_with_a_problem(

@@ -1,0 +1,270 @@
+"""Requests of operators to the store: those of a client, without a connection.
+
+They have the checks, effects and errors of the AMQP methods, because they take the same way.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from dtx.auth.accounts import Account
+from dtx.auth.permissions import Permission
+from dtx.log.api import LogError
+from dtx.log.changes import StoredMessage
+from dtx.manager import Requester
+from dtx.server.standalone.access import Access
+from dtx.server.standalone.client import Parts, VirtualHostUser
+from dtx.server.standalone.contexts import Settled, Settlement, give_back
+from dtx.server.standalone.declarations import Declarations
+from dtx.server.standalone.message_routing import MessageRouting
+from dtx.store.postgres.consumers import QueueDelivery
+from dtx.store.postgres.topology import VirtualHost
+from dtx.store.work import HeldPublish
+from dtx.wire.amqp09 import methods
+from dtx.wire.amqp09.codec import Method
+from dtx.xa.codes import ReplyCode, XaError
+
+_PATIENCE: Final = 30.0
+"""Seconds for the contents of a message."""
+_METHODS: Final[dict[type[Method], Callable[[Declarations, Any], None]]] = {
+    methods.ExchangeDeclare: Declarations.exchange_declare,
+    methods.ExchangeDelete: Declarations.exchange_delete,
+    methods.ExchangeBind: Declarations.bind,
+    methods.ExchangeUnbind: Declarations.bind,
+    methods.QueueDeclare: Declarations.queue_declare,
+    methods.QueueDelete: Declarations.queue_delete,
+    methods.QueueBind: Declarations.bind,
+    methods.QueueUnbind: Declarations.bind,
+    methods.QueuePurge: Declarations.queue_purge,
+}
+
+
+class _TokenAccount(Account):
+    """The holder of a token, who has no permissions of a user: the role decides."""
+
+    def may(self, vhost: str, permission: Permission, name: bytes) -> bool:  # noqa: ARG002
+        """Yes."""
+        return True
+
+    def may_use_topic(self, vhost: str, permission: Permission, exchange: bytes, key: bytes) -> bool:  # noqa: ARG002
+        """Yes."""
+        return True
+
+
+class OperatorBroker:
+    """The broker, for operators.
+
+    Args:
+        parts: the objects that all clients share.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.virtual_host: Callable[[str], VirtualHost] = parts.broker.virtual_host
+        """Returns the virtual host of a name, which must exist."""
+
+    def user(self, name: str, vhost: str, *, is_token: bool) -> "OperatorRequests":
+        """The requests of an operator in a virtual host, which must exist.
+
+        Args:
+            name: of the user or token.
+            vhost: name of the virtual host.
+            is_token: whether it is a token.
+
+        Raises:
+            XaError: 403, the user may not enter it.
+        """
+        account = (_TokenAccount if is_token else Account)(self._parts.accounts, name)
+        if not is_token and not account.may_enter(vhost):
+            raise XaError(ReplyCode.ACCESS_REFUSED, f"access to vhost '{vhost}' refused for user '{name}'")
+        return OperatorRequests(self._parts, account, self.virtual_host(vhost))
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """A message that was taken from a queue.
+
+    Args:
+        message: the message.
+        redelivered: whether it may have been delivered before.
+        remaining: ready messages after it.
+    """
+
+    message: StoredMessage
+    redelivered: bool
+    remaining: int
+
+
+class OperatorRequests:
+    """The requests of one operator in one virtual host.
+
+    Args:
+        parts: the objects that all clients share.
+        account: the operator.
+        vhost: the virtual host.
+    """
+
+    def __init__(self, parts: Parts, account: Account, vhost: VirtualHost) -> None:
+        self._user = VirtualHostUser(
+            parts=parts,
+            who=Requester(account.name, vhost.name),
+            vhost=vhost,
+            access=Access(parts.accounts, account, vhost),
+            wait_for_disk=_refuse_for_disk,
+        )
+
+    async def request(self, method: Method) -> None:
+        """Do what *method* requests, a method of :data:`_METHODS`; done when it is durable.
+
+        Raises:
+            XaError, WireError: as for a client.
+            LogError: it is not durable, or the outcome is not known.
+        """
+        order = _Order()
+        _METHODS[type(method)](Declarations(self._user, order), method)
+        if order.work is not None:
+            await order.work
+
+    async def publish(self, method: methods.BasicPublish, properties: bytes, body: bytes) -> bool:
+        """Publish a message. Returns whether a queue has taken it, durably.
+
+        Raises:
+            XaError, WireError: as for a client; 506 while the disk is nearly full.
+            LogError: the outcome is not known.
+        """
+        routed = _Routed()
+        MessageRouting(self._user, routed).publish(method, properties, body, 0, routed)
+        message = routed.message
+        assert message is not None, "routing passes each message on, or raises"
+        if not message.queues:
+            self._user.parts.direct.deliver(self._user.who.vhost, message)
+            return False
+        return not await self._submit((message,), ())
+
+    async def _submit(self, publishes: Sequence[HeldPublish], acked: Sequence[QueueDelivery]) -> Sequence[int]:
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(error: LogError | None) -> None:
+            if not written.done():
+                written.set_result(None) if error is None else written.set_exception(error)
+
+        refused = self._user.broker.submit(self._user.who.vhost, publishes, acked, done)
+        await written
+        return refused
+
+    async def get(self, name: bytes, count: int, how: str, most: int, keep: int) -> list[Got]:
+        """Take messages from a queue as basic.get does, then settle all.
+
+        Args:
+            name: of the queue.
+            count: number of messages at most.
+            how: a value of :class:`Settlement`.
+            most: bytes of bodies at most; the message that exceeds them returns to the queue, as do those after it.
+            keep: bytes of each body that count and are needed.
+
+        Raises:
+            XaError: as for a client; 406, the first message alone has more than *most* bytes.
+            LogError: the settlement is not durable, or its outcome is not known.
+        """
+        user, settlement = self._user, Settlement(how)
+        user.require(Permission.READ, "queue", name)
+        queue = user.vhost.find_queue(name, user)
+        found: list[Got] = []
+        taken: list[QueueDelivery] = []
+        settled = 0
+        try:
+            while len(found) < count:
+                getter = _Getter(user.now)
+                queue.index.get(getter, user.now())
+                try:
+                    async with asyncio.timeout(_PATIENCE):
+                        answer = await getter.answer
+                finally:
+                    queue.index.cancel_get(getter)
+                if answer is None:
+                    break
+                delivery, message, remaining = answer
+                taken.append(delivery)
+                most -= min(len(message.body), keep)
+                if most < 0:
+                    break
+                found.append(Got(message, delivery.redelivered, remaining))
+                await asyncio.sleep(0)
+            if taken and not found:
+                raise XaError(ReplyCode.PRECONDITION_FAILED, "the message is too long for this API: use truncate")
+            settled = len(found)
+            if settled and settlement is Settlement.ACK:
+                await self._submit((), taken[:settled])
+            else:
+                give_back(taken[:settled], settlement, user.now())
+        except TimeoutError:
+            raise XaError(ReplyCode.INTERNAL_ERROR, "the contents of a message could not be read in time") from None
+        finally:
+            give_back(taken[settled:], Settlement.REQUEUE, user.now())
+        return found
+
+
+class _Order:
+    """The order of a channel with one method. Its answer frame is not needed."""
+
+    number = 0
+
+    def __init__(self) -> None:
+        self.work: Coroutine[Any, Any, bytes] | None = None
+
+    def send(self, frame: bytes) -> None:
+        """Nothing: no client waits for the frame."""
+
+    def after_writes(self, act: Callable[[], None], key: int) -> None:  # noqa: ARG002 - see AnswerOrder
+        """Call *act*: there are no earlier writes."""
+        act()
+
+    def run(self, work: Coroutine[Any, Any, bytes], key: int) -> None:  # noqa: ARG002 - see AnswerOrder
+        """Keep *work* for the caller."""
+        self.work = work
+
+
+class _Routed:
+    """The context of one publish, which keeps the routed message."""
+
+    outlives_the_connection = False
+    message: HeldPublish | None = None
+
+    @property
+    def reply_address(self) -> bytes:
+        """Operators do not consume."""
+        raise XaError(ReplyCode.PRECONDITION_FAILED, "fast reply consumer does not exist")
+
+    def publish(self, message: HeldPublish, number: int) -> None:  # noqa: ARG002 - there are no confirms
+        """Keep *message*."""
+        self.message = message
+
+    def settle(self, deliveries: Settled, how: Settlement) -> None:
+        """Never called: there are no deliveries."""
+
+    def shut_down(self) -> None:
+        """Nothing is held."""
+
+
+class _Getter:
+    """One basic.get. If the request has ended before the answer, the message returns to its queue."""
+
+    no_ack = False
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.answer: asyncio.Future[tuple[QueueDelivery, StoredMessage, int] | None]
+        self.answer = asyncio.get_running_loop().create_future()
+        self._clock = clock
+
+    def got(self, found: tuple[QueueDelivery, StoredMessage] | None, remaining: int) -> None:
+        """The answer; see :class:`~dtx.store.postgres.consumers.Getter`."""
+        if not self.answer.done():
+            self.answer.set_result(None if found is None else (*found, remaining))
+        elif found is not None:
+            delivery = found[0]
+            asyncio.get_running_loop().call_soon(lambda: delivery.queue.requeue((delivery,), self._clock()))
+
+
+def _refuse_for_disk() -> NoReturn:
+    raise XaError(ReplyCode.RESOURCE_ERROR, "low on disk")
