@@ -58,8 +58,9 @@ class Reader:
                 await self._read()
                 if self._unsettled:
                     await self._settle()
-                if self._unsettled and random.random() < 0.1:
-                    await self._imitate(random.choice(self._unsettled))
+                again = [each for each in self._unsettled if messages.attempt_of(each.properties) > 1]
+                if self._unsettled and random.random() < (0.5 if again else 0.1):
+                    await self._imitate(random.choice(again or self._unsettled))
                 if random.random() < 0.05:
                     client.close()
             except UpstreamChannelClosed as error:
