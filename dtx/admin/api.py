@@ -14,7 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import Field
 
 import dtx
-from dtx.admin import problems, routes_accounts, routes_orders, routes_rabbitmq, routes_read
+from dtx.admin import problems, routes_accounts, routes_orders, routes_rabbitmq, routes_rabbitmq_changes, routes_read
 from dtx.admin.api_context import ApiContext, Asker, Context
 from dtx.admin.forms import Form
 from dtx.auth.roles import OperatorRole
@@ -126,6 +126,7 @@ def api(context: ApiContext) -> FastAPI:
         routes_orders.router,
         routes_accounts.router,
         router,
+        routes_rabbitmq_changes.router,
         routes_rabbitmq.router,
     ):
         app.include_router(routes)

@@ -145,7 +145,11 @@ class GotMessage(Protocol):
 
     @property
     def message(self) -> StoredMessage:
-        """The message."""
+        """The message, perhaps without the end of its body."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole body."""
 
     @property
     def redelivered(self) -> bool:
@@ -172,7 +176,7 @@ class BrokerUser(Protocol):
             name: of the queue.
             count: number of messages at most.
             how: ``ack``, ``requeue`` or ``reject``.
-            most: bytes of bodies at most; the message that exceeds them stays, as do those after it.
+            most: bytes of bodies and properties at most; the message that exceeds them stays, as do those after it.
             keep: bytes of each body that count and are needed.
         """
 
@@ -180,6 +184,8 @@ class BrokerUser(Protocol):
 class OwnBroker(Protocol):
     """The broker of standalone mode."""
 
+    accounts: Accounts
+    """The users of clients."""
     virtual_host: Callable[[str], VirtualHost]
     """Returns the virtual host of a name, which must exist."""
 
@@ -229,7 +235,7 @@ class ApiContext:
         gate: authenticates requests.
         operator_log: tokens and the audit log.
         metrics: the metrics.
-        accounts: the users of clients, in standalone mode.
+        standalone: whether there is no broker.
         active: set once this dtx is the active one.
     """
 
@@ -238,7 +244,7 @@ class ApiContext:
     gate: Authenticator
     operator_log: OperatorLog
     metrics: Metrics
-    accounts: Accounts | None = None
+    standalone: bool = False
     active: Active | None = None
     operators: Operators | None = field(default=None, init=False)
 

@@ -12,6 +12,7 @@ from dtx.auth.operators import TokenError
 from dtx.auth.users import EditError
 from dtx.log.api import LogError
 from dtx.telemetry import get_logger
+from dtx.wire.amqp09.errors import WireError
 from dtx.xa.codes import ReplyCode, XaError
 
 _log = get_logger(part="admin")
@@ -31,6 +32,7 @@ STATUS: Final = {
 """The status for each code of XaError. 541 becomes 503: the outcome is not known, and the client should ask again."""
 
 
+ELSEWHERE: Final = "dtx runs alongside a broker: use the management API of RabbitMQ, by default on port 15672"
 NOT_ACTIVE: Final = "This dtx is not the active one."
 UNKNOWN_OUTCOME: Final = "This dtx is not the active one; or the outcome is not known yet: ask again."
 
@@ -98,6 +100,8 @@ def as_problem(error: Exception) -> Problem:
             return error
         case XaError():
             return Problem(STATUS[error.code], error.reason)
+        case WireError():
+            return Problem(HTTPStatus.BAD_REQUEST, error.reason)
         case TokenError() | EditError():
             return Problem(HTTPStatus.CONFLICT, str(error))
         case LogError():
@@ -118,8 +122,10 @@ def install(app: FastAPI) -> None:
     async def handle(request: Request, error: Exception) -> JSONResponse:
         problem = as_problem(error)
         if request.url.path.startswith("/api/"):
+            if isinstance(error, HTTPException) and not request.app.state.context.standalone:
+                problem = Problem(HTTPStatus.NOT_FOUND, ELSEWHERE)
             return _as_rabbitmq(problem)
         return answer(problem.status, problem.detail, problem.headers)
 
-    for kind in (Problem, XaError, LogError, RequestValidationError, HTTPException):
+    for kind in (Problem, XaError, LogError, WireError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)

@@ -19,7 +19,7 @@ from pydantic import AfterValidator
 
 from dtx.admin import rabbitmq_rows as rows
 from dtx.admin.api_context import Asker, Context
-from dtx.admin.problems import NOT_ACTIVE, Problem, refusals
+from dtx.admin.problems import ELSEWHERE, NOT_ACTIVE, Problem, refusals
 from dtx.admin.rabbitmq_lists import Listed, ListQuery, Row, answer, only
 from dtx.admin.rabbitmq_rows import View
 from dtx.auth.roles import TAGS, OperatorRole
@@ -28,7 +28,6 @@ from dtx.log.changes import DestinationKind
 
 PREFIX: Final = "/api"
 TAG: Final = "rabbitmq"
-ELSEWHERE: Final = "dtx runs alongside a broker: use the management API of RabbitMQ, by default on port 15672"
 router = APIRouter(prefix=PREFIX, tags=[TAG])
 READ: Final = refusals(
     {
@@ -46,12 +45,13 @@ async def view_of(who: Asker, context: Context) -> View:
         Problem: 404, dtx runs alongside a broker; 503, this dtx is not the active one.
         LogUnavailable: the database cannot be used.
     """
-    if context.accounts is None:
+    if not context.standalone:
         raise Problem(HTTPStatus.NOT_FOUND, ELSEWHERE)
     active, _ = context.require_active()
-    await context.accounts.refresh()
-    assert active.own_broker is not None, "standalone mode has it"
-    return View(who=who, context=context, active=active, broker=active.own_broker, users=context.accounts.users)
+    broker = active.own_broker
+    assert broker is not None, "standalone mode has it"
+    await broker.accounts.refresh()
+    return View(who=who, context=context, active=active, broker=broker, users=broker.accounts.users)
 
 
 Seen = Annotated[View, Depends(view_of)]
@@ -416,13 +416,3 @@ async def check_protocol(
     if name in served:
         return _checked(None, protocol=name)
     return _checked("No active listener", missing=name, protocols=served)
-
-
-@router.api_route("/{path:path}", methods=["GET", "HEAD", "PUT", "POST", "PATCH", "DELETE"], include_in_schema=False)
-async def refuse(_: Seen, path: str) -> None:
-    """A path that dtx does not have; alongside, the sentence of :func:`view_of`.
-
-    Raises:
-        Problem: 404.
-    """
-    raise rows.not_found("resource", path)

@@ -70,7 +70,7 @@ class OperatorService:
             gate=Authenticator(accounts, operator_log),
             operator_log=operator_log,
             metrics=self._metrics,
-            accounts=accounts if self._settings.broker is None else None,
+            standalone=self._settings.broker is None,
         )
         if self._server is not None:
             self._server.begin(self._context)

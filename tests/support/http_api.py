@@ -145,6 +145,8 @@ class Reference:
                 name = ref.removeprefix(_REF)
                 found = self._schemas[name]
                 return self._kind(found) if "properties" not in found else f"[{name}](#{name.lower()})"
+            case {"anyOf": each}:
+                return " or ".join(map(self._kind, each))
             case {"enum": values}:
                 return ", ".join(f"`{value}`" for value in values)
             case {"type": "array", "items": items}:
@@ -154,7 +156,7 @@ class Reference:
             case {"type": "string"}:
                 return _FORMATS.get(schema.get("format", ""), "string")
             case _:
-                return str(schema["type"])
+                return str(schema.get("type", "value"))
 
 
 def _range(schema: _Json) -> str:

@@ -73,6 +73,9 @@ _RABBITMQ: Final = {
     """,
 }
 """Paths of RabbitMQ's management API that are read, by the role that they need."""
+_ALL: Final = dict.fromkeys(("configure", "write", "read"), ".*")
+_SENT: Final = {"routing_key": "q", "properties": {}, "payload": "", "payload_encoding": "string"}
+_GET: Final = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "auto"}
 ROUTES: Final[dict[str, tuple[OperatorRole | None, object]]] = {
     "GET /healthz": (None, None),
     "GET /readyz": (None, None),
@@ -114,6 +117,26 @@ ROUTES: Final[dict[str, tuple[OperatorRole | None, object]]] = {
     "GET /dtx/v1/vhosts": (VIEWER, None),
     "POST /dtx/v1/vhosts": (COORDINATOR, {**NAMED, "name": "made"}),
     "POST /dtx/v1/vhosts/remove": (COORDINATOR, NAMED),
+    "PUT /api/exchanges/{vhost}/{name}": (OPERATOR, {}),
+    "DELETE /api/exchanges/{vhost}/{name}": (OPERATOR, None),
+    "POST /api/exchanges/{vhost}/{name}/publish": (OPERATOR, _SENT),
+    "PUT /api/queues/{vhost}/{name}": (OPERATOR, {}),
+    "DELETE /api/queues/{vhost}/{name}": (OPERATOR, None),
+    "DELETE /api/queues/{vhost}/{name}/contents": (OPERATOR, None),
+    "POST /api/queues/{vhost}/{name}/get": (OPERATOR, _GET),
+    "POST /api/bindings/{vhost}/e/{source}/q/{destination}": (OPERATOR, {}),
+    "POST /api/bindings/{vhost}/e/{source}/e/{destination}": (OPERATOR, {}),
+    "DELETE /api/bindings/{vhost}/e/{source}/q/{destination}/{props}": (OPERATOR, None),
+    "DELETE /api/bindings/{vhost}/e/{source}/e/{destination}/{props}": (OPERATOR, None),
+    "DELETE /api/connections/{name}": (OPERATOR, None),
+    "PUT /api/vhosts/{name}": (COORDINATOR, None),
+    "DELETE /api/vhosts/{name}": (COORDINATOR, None),
+    "PUT /api/users/{user}": (COORDINATOR, {"password": "s3cret-w0rd", "tags": ""}),
+    "DELETE /api/users/{user}": (COORDINATOR, None),
+    "PUT /api/permissions/{vhost}/{user}": (COORDINATOR, _ALL),
+    "DELETE /api/permissions/{vhost}/{user}": (COORDINATOR, None),
+    "PUT /api/topic-permissions/{vhost}/{user}": (COORDINATOR, {**_ALL, "exchange": "amq.topic"}),
+    "DELETE /api/topic-permissions/{vhost}/{user}": (COORDINATOR, None),
     **{f"GET /api{path}": (role, None) for role, paths in _RABBITMQ.items() for path in paths.split()},
 }
 """The role that each route needs, and a valid body. Every change is written to the audit log, allowed or not."""

@@ -61,6 +61,8 @@ class OperatorBroker:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self.accounts = parts.accounts
+        """The users of clients."""
         self.virtual_host: Callable[[str], VirtualHost] = parts.broker.virtual_host
         """Returns the virtual host of a name, which must exist."""
 
@@ -86,12 +88,14 @@ class Got:
     """A message that was taken from a queue.
 
     Args:
-        message: the message.
+        message: the message, perhaps without the end of its body.
+        size: bytes of the whole body.
         redelivered: whether it may have been delivered before.
         remaining: ready messages after it.
     """
 
     message: StoredMessage
+    size: int
     redelivered: bool
     remaining: int
 
@@ -160,7 +164,7 @@ class OperatorRequests:
             name: of the queue.
             count: number of messages at most.
             how: a value of :class:`Settlement`.
-            most: bytes of bodies at most; the message that exceeds them returns to the queue, as do those after it.
+            most: bytes of bodies and properties at most; the message that exceeds them stays, as do those after it.
             keep: bytes of each body that count and are needed.
 
         Raises:
@@ -186,10 +190,13 @@ class OperatorRequests:
                     break
                 delivery, message, remaining = answer
                 taken.append(delivery)
-                most -= min(len(message.body), keep)
+                size = len(message.body)
+                most -= min(size, keep) + len(message.properties)
                 if most < 0:
                     break
-                found.append(Got(message, delivery.redelivered, remaining))
+                if size > keep:
+                    message = message._replace(body=message.body[:keep])
+                found.append(Got(message, size, delivery.redelivered, remaining))
                 await asyncio.sleep(0)
             if taken and not found:
                 raise XaError(ReplyCode.PRECONDITION_FAILED, "the message is too long for this API: use truncate")

@@ -1,0 +1,236 @@
+"""Changes by RabbitMQ's management API of a dtx without a broker, beside the answers of a real RabbitMQ."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+from urllib.parse import quote
+
+import pytest
+
+from dtx.auth.operators import OperatorLog
+from tests.support.crash import StandaloneStage
+from tests.support.operator import Answered, Operator
+from tests.support.processes import wait_until
+from tests.support.rabbitmq import RabbitNode
+from tests.support.rabbitmqadmin import Admin
+
+EVERYTHING: Final = {"configure": ".*", "write": ".*", "read": ".*"}
+_GET: Final = {"count": 10, "ackmode": "ack_requeue_true", "encoding": "auto"}
+_SENT: Final = {"properties": {}, "payload_encoding": "string"}
+REQUESTS: Final[list[tuple[str, str, Any]]] = [
+    ("PUT", "/vhosts/v", None),
+    ("PUT", "/vhosts/v", {}),
+    ("PUT", "/queues/v/q", {"durable": "true", "arguments": {"x-max-length": 5}}),
+    ("PUT", "/queues/v/q", {"durable": True, "arguments": {"x-max-length": 5}}),
+    ("PUT", "/queues/v/q", {}),
+    ("PUT", "/queues/v/bad", {"durable": "maybe"}),
+    ("PUT", "/queues/v/amq.bad", {}),
+    ("PUT", "/queues/v/bad", {"arguments": {"x-max-length": "many"}}),
+    ("PUT", "/queues/nowhere/q", {}),
+    ("PUT", "/exchanges/v/x", {"type": "topic", "durable": True}),
+    ("PUT", "/exchanges/v/x", {"type": "topic", "durable": True}),
+    ("PUT", "/exchanges/v/x", {"type": "fanout", "durable": True}),
+    ("PUT", "/exchanges/v/bad", {"type": "unknown"}),
+    ("PUT", "/exchanges/v/plain", {}),
+    ("POST", "/bindings/v/e/x/q/q", {"routing_key": "a.*"}),
+    ("POST", "/bindings/v/e/x/q/q", {"routing_key": "a.*"}),
+    ("POST", "/bindings/v/e/x/q/q", {}),
+    ("POST", "/bindings/v/e/x/e/plain", {"routing_key": "b"}),
+    ("POST", "/bindings/v/e/x/q/nothing", {}),
+    ("POST", "/bindings/v/e/nothing/q/q", {}),
+    ("DELETE", "/bindings/v/e/x/q/q/~", None),
+    ("DELETE", "/bindings/v/e/x/q/q/~", None),
+    ("DELETE", "/bindings/v/e/x/e/plain/b", None),
+    ("POST", "/exchanges/v/x/publish", {"routing_key": "a.b", **_SENT, "payload": "1"}),
+    (
+        "POST",
+        "/exchanges/v/amq.default/publish",
+        {
+            "routing_key": "q",
+            "payload": "//4=",
+            "payload_encoding": "base64",
+            "properties": {"delivery_mode": 2, "headers": {"n": 1, "t": True, "s": "x", "l": [1, "a"]}, "timestamp": 5},
+        },
+    ),
+    ("POST", "/exchanges/v/x/publish", {"routing_key": "c", **_SENT, "payload": "1"}),
+    ("POST", "/exchanges/v/nothing/publish", {"routing_key": "c", **_SENT, "payload": "1"}),
+    ("POST", "/exchanges/v/x/publish", {"routing_key": "c", "payload": "1", "properties": {}}),
+    ("POST", "/queues/v/q/get", {**_GET, "truncate": 1}),
+    ("POST", "/queues/v/q/get", {**_GET, "count": 1, "ackmode": "ack_requeue_false", "encoding": "base64"}),
+    ("POST", "/queues/v/q/get", {**_GET, "count": 1, "ackmode": "reject_requeue_true"}),
+    ("POST", "/queues/v/q/get", {**_GET, "ackmode": "reject_requeue_false"}),
+    ("POST", "/queues/v/q/get", _GET),
+    ("POST", "/queues/v/q/get", {"count": 1, "encoding": "auto"}),
+    ("POST", "/queues/v/nothing/get", _GET),
+    ("POST", "/exchanges/v/x/publish", {"routing_key": "a.b", **_SENT, "payload": "é"}),
+    ("DELETE", "/queues/v/q?if-empty=true", None),
+    ("DELETE", "/queues/v/q/contents", None),
+    ("DELETE", "/queues/v/nothing/contents", None),
+    ("DELETE", "/queues/v/q?if-empty=true", None),
+    ("DELETE", "/queues/v/q", None),
+    ("DELETE", "/exchanges/v/amq.topic", None),
+    ("DELETE", "/exchanges/v/x", None),
+    ("DELETE", "/exchanges/v/x", None),
+    ("DELETE", "/exchanges/v/plain", None),
+    ("PUT", "/users/somebody", {"password": "secret", "tags": "monitoring"}),
+    ("PUT", "/users/somebody", {"password": "secret", "tags": "monitoring,administrator"}),
+    ("GET", "/users/somebody", None),
+    ("PUT", "/users/without", {"password": "secret"}),
+    ("PUT", "/permissions/v/somebody", EVERYTHING),
+    ("PUT", "/permissions/v/somebody", EVERYTHING),
+    ("PUT", "/permissions/v/nobody", EVERYTHING),
+    ("PUT", "/permissions/nowhere/somebody", EVERYTHING),
+    ("PUT", "/permissions/v/somebody", {**EVERYTHING, "read": "["}),
+    ("PUT", "/permissions/v/somebody", {"configure": ".*"}),
+    ("PUT", "/topic-permissions/v/somebody", {"exchange": "amq.topic", "write": "a", "read": "b"}),
+    ("GET", "/topic-permissions/v/somebody", None),
+    ("DELETE", "/topic-permissions/v/somebody", None),
+    ("DELETE", "/permissions/v/somebody", None),
+    ("DELETE", "/permissions/v/somebody", None),
+    ("DELETE", "/users/somebody", None),
+    ("DELETE", "/users/somebody", None),
+    ("DELETE", "/connections/nothing", None),
+    ("DELETE", "/vhosts/v", None),
+    ("DELETE", "/vhosts/v", None),
+    ("POST", "/queues", {}),
+    ("PUT", "/overview", {}),
+]
+
+
+@pytest.fixture(scope="module")
+def broker(shared_rabbitmq: RabbitNode) -> Iterator[Operator]:
+    """A real RabbitMQ, without the objects of these tests."""
+    boss = Operator(shared_rabbitmq.management_url)
+    yield boss
+    for path in ("/vhosts/v", "/users/somebody", "/users/without"):
+        boss.ask("DELETE", f"/api{path}")
+
+
+def test_each_change_gets_the_answer_of_rabbitmq(broker: Operator, shared: StandaloneStage) -> None:
+    dtx = Operator(shared.service.admin_url)
+    different = []
+    for method, path, body in REQUESTS:
+        theirs, ours = (_shown(one.ask(method, f"/api{path}", body)) for one in (broker, dtx))
+        if ours != theirs:
+            different.append((method, path, body, ours, theirs))
+    assert different == []
+
+
+def _shown(answer: Answered) -> tuple[int, Any, str | None]:
+    """What is the same in both: not the words of errors, nor the hash of a password."""
+    found = answer.body if answer.status < 300 else None
+    if isinstance(found, dict) and "tags" in found:
+        found = {"name": found["name"], "tags": sorted(found["tags"])}
+    return answer.status, found, answer.headers.get("location")
+
+
+def test_rabbitmqadmin_makes_uses_and_deletes_objects(shared_rabbitmq: RabbitNode, shared: StandaloneStage) -> None:
+    boss = Operator(shared.service.admin_url)
+    admin = Admin(shared_rabbitmq, boss)
+    admin.do("declare", "vhost", "name=shop")
+    admin.do("declare", "user", "name=ann", "password=secret", "tags=operator")
+    admin.do("declare", "permission", "vhost=shop", "user=ann", "configure=^o", "write=.*", "read=.*")
+    ann = Admin(shared_rabbitmq, Operator(shared.service.admin_url, user="ann", password="secret"))
+    here = ("--vhost=shop",)
+    ann.do(*here, "declare", "queue", "name=orders", "durable=true", 'arguments={"x-max-length":10}')
+    refused = ann.run(*here, "declare", "queue", "name=invoices")
+    assert (refused.returncode, "Access refused" in refused.stderr) == (1, True)
+    ann.do(*here, "declare", "exchange", "name=o", "type=topic")
+    ann.do(*here, "declare", "binding", "source=o", "destination=orders", "routing_key=new.*")
+    ann.do(*here, "publish", "exchange=o", "routing_key=new.1", "payload=one", 'properties={"delivery_mode":2}')
+    ann.do(*here, "publish", "routing_key=orders", stdin="two")
+    assert ann.rows(*here, "list", "queues", "name", "messages") == [{"name": "orders", "messages": 2}]
+    got = json.loads(ann.do(*here, "--format=raw_json", "get", "queue=orders", "count=5"))
+    assert [(row["payload"], row["properties"]) for row in got] == [("one", {"delivery_mode": 2}), ("two", [])]
+    ann.do(*here, "get", "queue=orders", "ackmode=ack_requeue_false")
+    ann.do(*here, "purge", "queue", "name=orders")
+    assert ann.rows(*here, "list", "queues", "messages") == [{"messages": 0}]
+    ann.do(
+        *here,
+        "delete", "binding", "source=o", "destination_type=queue", "destination=orders", "properties_key=new.%2A",
+    )  # fmt: skip
+    ann.do(*here, "delete", "queue", "name=orders")
+    ann.do(*here, "delete", "exchange", "name=o")
+    for kind, name in (("permission", "user=ann"), ("user", "name=ann"), ("vhost", "name=shop")):
+        admin.do("delete", kind, name, *(["vhost=shop"] if kind == "permission" else []))
+    assert [row["name"] for row in boss.get("/api/users")] == ["guest"]
+
+
+def test_a_connection_can_be_closed_by_its_name(shared: StandaloneStage) -> None:
+    boss = Operator(shared.service.admin_url)
+    with shared.connected():
+        name = next(row["name"] for row in boss.get("/api/connections"))
+        assert boss.ask("DELETE", f"/api/connections/{quote(name, safe='')}").status == 204
+        wait_until(lambda: boss.get("/api/connections") == [], what="the end of the connection")
+
+
+def test_roles_and_permissions_are_checked_before_each_effect(alone: StandaloneStage) -> None:
+    boss = Operator(alone.service.admin_url)
+    alone.declare("q")
+    alone.fill("q", b"secret")
+    people = {}
+    for name, tags in (("sees", "monitoring"), ("acts", "operator"), ("limited", "administrator")):
+        assert boss.ask("PUT", f"/api/users/{name}", {"password": name, "tags": tags}).status == 201
+        people[name] = Operator(alone.service.admin_url, user=name, password=name)
+    boss.ask("PUT", "/api/permissions/%2F/sees", EVERYTHING)
+    boss.ask("PUT", "/api/permissions/%2F/limited", {"configure": "^mine", "write": "", "read": "^mine"})
+    changes = [(method, path, body) for method, path, body in _CHANGES if method != "GET"]
+    for name, person in people.items():
+        for method, path, body in changes:
+            if name == "limited" and path.startswith(("/users", "/vhosts", "/permissions")):
+                continue
+            answer = person.ask(method, f"/api{path}", body)
+            assert (answer.status, answer.body["error"]) == (401, "not_authorised"), (name, method, path, answer)
+    lines = OperatorLog(alone.database, "dtx").audit_lines(actor="sees", limit=100)
+    assert len(lines) == len(changes)
+    assert {(line.result or "")[:3] for line in lines} == {"403"}
+    assert boss.get("/api/queues/%2F/q")["messages"] == 1
+    assert [row["name"] for row in boss.get("/api/vhosts")] == ["/"]
+    assert people["limited"].ask("PUT", "/api/queues/%2F/mine", {}).status == 201
+
+
+_CHANGES: Final = [
+    ("PUT", "/queues/%2F/new", {}),
+    ("PUT", "/exchanges/%2F/new", {}),
+    ("DELETE", "/queues/%2F/q", None),
+    ("DELETE", "/queues/%2F/q/contents", None),
+    ("POST", "/bindings/%2F/e/amq.topic/q/q", {}),
+    ("POST", "/exchanges/%2F/amq.default/publish", {"routing_key": "q", **_SENT, "payload": ""}),
+    ("POST", "/queues/%2F/q/get", _GET),
+    ("PUT", "/vhosts/new", {}),
+    ("PUT", "/users/new", {"password": "x", "tags": ""}),
+    ("PUT", "/permissions/%2F/sees", EVERYTHING),
+]
+
+
+def test_long_bodies_stay_in_the_queue_unless_truncated(alone: StandaloneStage) -> None:
+    boss = Operator(alone.service.admin_url)
+    alone.declare("q")
+    alone.fill("q", b"x" * (3 << 20), b"y" * (3 << 20), b"z" * (5 << 20))
+    once = {**_GET, "ackmode": "ack_requeue_false"}
+    first = boss.ask("POST", "/api/queues/%2F/q/get", once).body
+    assert [(got["payload"][0], got["payload_bytes"]) for got in first] == [("x", 3 << 20)]
+    assert len(boss.ask("POST", "/api/queues/%2F/q/get", once).body) == 1
+    refused = boss.ask("POST", "/api/queues/%2F/q/get", once)
+    assert (refused.status, "use truncate" in refused.body["reason"]) == (400, True)
+    wait_until(lambda: boss.get("/api/queues/%2F/q")["messages_ready"] == 1, what="the message's return")
+    (last,) = boss.ask("POST", "/api/queues/%2F/q/get", {**once, "truncate": 3}).body
+    assert (last["payload"], last["payload_bytes"], last["redelivered"]) == ("zzz", 5 << 20, True)
+    assert boss.get("/api/queues/%2F/q")["messages"] == 0
+
+
+def test_changes_and_views_are_in_the_audit_log(alone: StandaloneStage) -> None:
+    boss = Operator(alone.service.admin_url)
+    boss.ask("PUT", "/api/queues/%2F/q", {})
+    boss.ask("PUT", "/api/users/ann", {"password": "s3cret-w0rd", "tags": "operator,unknown"})
+    boss.ask("POST", "/api/queues/%2F/q/get", _GET)
+    boss.ask("DELETE", "/api/queues/%2F/q")
+    lines = OperatorLog(alone.database, "dtx").audit_lines(limit=4)[::-1]
+    assert [(line.action, line.subject, line.result) for line in lines] == [
+        ("declare-queue", "/ q", "done"),
+        ("make-user", "ann", "done"),
+        ("get", "/ q", "0 messages"),
+        ("delete-queue", "/ q", "done"),
+    ]
+    assert json.loads(lines[1].detail) == {"tags": ["operator"]}
+    assert "s3cret-w0rd" not in "".join(line.detail for line in lines)
