@@ -106,12 +106,15 @@ class Probe(threading.Thread):
                 continue
 
     def recovered(self) -> bool:
-        """Roll back what is in doubt, after the end of the thread; return whether nothing is any more."""
+        """End what is in doubt, after the end of the thread; return whether nothing is any more."""
         with suppress(*BROKEN), connected(self._url) as connection, Coordinator(connection, timeout=5.0) as coordinator:
             for xid in coordinator.recover():
                 if xid.bqual == self._queue.encode():
-                    with suppress(XAER_NOTA, XAER_PROTO, XAER_RMFAIL):  # it commits
-                        coordinator.rollback(xid)
+                    with suppress(XAER_NOTA, XAER_RMFAIL):
+                        try:
+                            coordinator.rollback(xid)
+                        except XAER_PROTO:  # it was to commit, and may be stuck: only a further commit ends it then
+                            coordinator.commit(xid)
             return all(xid.bqual != self._queue.encode() for xid in coordinator.recover())
         return False
 
