@@ -14,7 +14,15 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import Field
 
 import dtx
-from dtx.admin import problems, routes_accounts, routes_orders, routes_rabbitmq, routes_rabbitmq_changes, routes_read
+from dtx.admin import (
+    problems,
+    rabbitmq_definitions,
+    routes_accounts,
+    routes_orders,
+    routes_rabbitmq,
+    routes_rabbitmq_changes,
+    routes_read,
+)
 from dtx.admin.api_context import ApiContext, Asker, Context
 from dtx.admin.forms import Form
 from dtx.auth.roles import OperatorRole
@@ -127,6 +135,7 @@ def api(context: ApiContext) -> FastAPI:
         routes_accounts.router,
         router,
         routes_rabbitmq_changes.router,
+        rabbitmq_definitions.router,
         routes_rabbitmq.router,
     ):
         app.include_router(routes)

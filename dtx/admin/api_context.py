@@ -189,8 +189,17 @@ class OwnBroker(Protocol):
     virtual_host: Callable[[str], VirtualHost]
     """Returns the virtual host of a name, which must exist."""
 
-    def user(self, name: str, vhost: str, *, is_token: bool) -> BrokerUser:
-        """The requests of an operator in a virtual host, which must exist. Raises XaError 403."""
+    def user(self, name: str, vhost: str, *, by_role: bool) -> BrokerUser:
+        """The requests of an operator in a virtual host, which must exist.
+
+        Args:
+            name: of the user or token.
+            vhost: name of the virtual host.
+            by_role: whether the role decides, as for a token, and not the permissions of a user.
+
+        Raises:
+            XaError: 403, the user may not enter it.
+        """
 
 
 @dataclass(slots=True, kw_only=True)

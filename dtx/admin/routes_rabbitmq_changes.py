@@ -138,7 +138,7 @@ class RoutedAnswer(BaseModel):
     routed: bool = Field(description="Whether a queue has taken it.")
 
 
-async def _change(
+async def change(
     view: View,
     role: OperatorRole,
     action: str,
@@ -158,7 +158,7 @@ async def _change(
 def user_of(view: View, vhost: str) -> BrokerUser:
     """The requests of the operator in a virtual host. Raises Problem 404, XaError 403."""
     view.vhost(vhost)
-    return view.broker.user(view.who.name, vhost, is_token=view.who.is_token)
+    return view.broker.user(view.who.name, vhost, by_role=view.who.is_token)
 
 
 async def _request(
@@ -181,7 +181,7 @@ async def _request(
         await user.request(method)
         return "done", new
 
-    return _made(await _change(view, OperatorRole.OPERATOR, action, f"{vhost} {name}", {}, work))
+    return _made(await change(view, OperatorRole.OPERATOR, action, f"{vhost} {name}", {}, work))
 
 
 def _made(new: bool) -> Response:
@@ -333,7 +333,7 @@ async def publish(view: Seen, vhost: VhostPlace, name: NamePlace, body: PublishB
         return "routed" if routed else "not routed", routed
 
     detail = {"routing_key": body.routing_key, "bytes": len(payload)}
-    return RoutedAnswer(routed=await _change(view, OperatorRole.OPERATOR, "publish", f"{vhost} {name}", detail, work))
+    return RoutedAnswer(routed=await change(view, OperatorRole.OPERATOR, "publish", f"{vhost} {name}", detail, work))
 
 
 @router.post("/queues/{vhost}/{name}/get", responses=CHANGE)
@@ -352,7 +352,7 @@ async def get_messages(view: Seen, vhost: VhostPlace, name: NamePlace, body: Get
         return f"{len(found)} messages", answers
 
     detail = {"count": body.count, "ackmode": body.ackmode}
-    found = await _change(view, OperatorRole.OPERATOR, "get", f"{vhost} {name}", detail, work)
+    found = await change(view, OperatorRole.OPERATOR, "get", f"{vhost} {name}", detail, work)
     return JSONResponse(found)
 
 
@@ -390,7 +390,7 @@ async def close_connection(view: Seen, name: NamePlace) -> Response:
         view.active.disconnect(client, "HTTP API")
         return f"closed, it was {client.who.user}", None
 
-    await _change(view, OperatorRole.OPERATOR, "disconnect", f"connection {name}", {}, work)
+    await change(view, OperatorRole.OPERATOR, "disconnect", f"connection {name}", {}, work)
     return _made(False)
 
 
@@ -422,7 +422,7 @@ async def _edit(
         await view.broker.accounts.refresh()
         return "done", new
 
-    return _made(await _change(view, OperatorRole.COORDINATOR, action, subject, detail, work))
+    return _made(await change(view, OperatorRole.COORDINATOR, action, subject, detail, work))
 
 
 def _there(found: Iterable[object], kind: str, name: str) -> bool:

@@ -56,6 +56,9 @@ _STALL_SECONDS: Final = 60
 _SHUTDOWN_SECONDS: Final = 5
 MOST_BODY: Final = 1 << 20
 """Bytes of a request: enough for an order with the positions of all messages of a large branch."""
+MOST_DEFINITIONS: Final = 4 << 20
+"""Bytes of definitions to import: ten thousand queues and more."""
+_DEFINITIONS: Final = re.compile(r"/api/definitions(?:/[^/]*)?")
 MOST_REQUESTS: Final = 200
 """Simultaneous requests; further ones get 503."""
 _OPEN: Final = frozenset({"/healthz", "/readyz"})
@@ -118,8 +121,8 @@ class Guard:
             nonlocal received, refused
             message = await receive()
             received += len(message.get("body", b""))
-            if received > MOST_BODY:
-                refused = Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request may have at most {MOST_BODY} bytes")
+            if received > most:
+                refused = Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request may have at most {most} bytes")
                 raise refused
             return message
 
@@ -137,6 +140,7 @@ class Guard:
                 message["headers"] = [*given, *(pair for pair in added if pair[0] not in names)]
             await send(message)
 
+        most = MOST_DEFINITIONS if _DEFINITIONS.fullmatch(scope["path"]) else MOST_BODY
         counts = scope["path"] not in _UNCOUNTED
         self._requests += counts
         try:

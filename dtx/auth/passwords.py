@@ -13,10 +13,11 @@ import asyncio
 import hashlib
 import hmac
 import os
+import re
 import secrets
 import sys
 import threading
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -50,10 +51,56 @@ def hash_password(password: bytes) -> str:
 
 def is_password(password: bytes, stored: str) -> bool:
     """Whether *stored* is the text for *password*. Takes as long as :func:`hash_password`."""
+    imported = _IMPORTED.fullmatch(stored)
+    if imported is not None:
+        stored, algorithm, salt = imported.groups()
+        password = hashlib.new(algorithm, bytes.fromhex(salt) + password).digest()
     try:
         return _HASHER.verify(stored, password)
     except (VerificationError, InvalidHashError):
         return False
+
+
+_ALGORITHMS: Final = {
+    "rabbit_password_hashing_sha256": ("sha256", 32),
+    "rabbit_password_hashing_sha512": ("sha512", 64),
+}
+"""RabbitMQ's algorithms, and the bytes of their hashes."""
+_OWN: Final = rf"\$argon2id\$v={ARGON2_VERSION}\$m={MEMORY_KIB},t=2,p=1\$[A-Za-z0-9+/]{{22}}\$[A-Za-z0-9+/]{{43}}"
+_IMPORTED: Final = re.compile(rf"({_OWN})\$(sha256|sha512)\$([0-9a-f]{{8}})")
+"""The hash of a hash that RabbitMQ has made with that algorithm and salt."""
+_STORED: Final = re.compile(rf"{_OWN}(?:\$(?:sha256|sha512)\$[0-9a-f]{{8}})?")
+
+
+def imported_hash(given: str, algorithm: str) -> str:
+    """The text to store for a hash from definitions. The hash of RabbitMQ is hashed again: it is cheap to try.
+
+    Args:
+        given: the hash: of dtx (``argon2id``), or of RabbitMQ in base64; empty for a user that cannot log in.
+        algorithm: its name in definitions.
+
+    Raises:
+        ValueError: the hash or the algorithm cannot be used.
+    """
+    if not given:
+        return _decoy()
+    if algorithm == "argon2id" and _STORED.fullmatch(given):
+        return given
+    name, size = _ALGORITHMS.get(algorithm, ("", 0))
+    try:
+        raw = b64decode(given, validate=True)
+    except ValueError:
+        raw = b""
+    if not name or len(raw) != _SALT + size:
+        raise ValueError(f"password_hash is no hash of {algorithm:.50} that dtx can use")
+    salt, digest = raw[:_SALT], raw[_SALT:]
+    if hashlib.new(name, salt).digest() == digest:
+        return _decoy()  # the hash of no password: RabbitMQ does not let such a user log in
+    return f"{_HASHER.hash(digest)}${name}${salt.hex()}"
+
+
+_SALT: Final = 4
+"""Bytes of RabbitMQ's salt."""
 
 
 def _decoy() -> str:

@@ -282,6 +282,14 @@ class AccountEditor:
             if connection.execute(new.on_conflict_do_nothing().returning(account.c.name)).first() is None:
                 raise EditError(f"user {name!r} exists already: dtx user passwd changes the password")
 
+    def put_user(self, name: str, stored: str, tags: Collection[str]) -> None:
+        """Create or change a user with the hash of its password, see :func:`~dtx.auth.passwords.imported_hash`."""
+        _check_name("user", name)
+        changed = {"password_hash": stored, "tags": sorted(set(tags))}
+        new = insert(account).values(rm=self._rm, name=name, **changed)
+        with self._change_transaction() as connection:
+            connection.execute(new.on_conflict_do_update(constraint="account_pkey", set_=changed))
+
     def set_password(self, name: str, password: bytes) -> None:
         """Change a password. It applies to the next login at once, and closes no connection."""
         hashed = _hashed(password)

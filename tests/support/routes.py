@@ -137,6 +137,10 @@ ROUTES: Final[dict[str, tuple[OperatorRole | None, object]]] = {
     "DELETE /api/permissions/{vhost}/{user}": (COORDINATOR, None),
     "PUT /api/topic-permissions/{vhost}/{user}": (COORDINATOR, {**_ALL, "exchange": "amq.topic"}),
     "DELETE /api/topic-permissions/{vhost}/{user}": (COORDINATOR, None),
+    "GET /api/definitions": (COORDINATOR, None),
+    "GET /api/definitions/{vhost}": (COORDINATOR, None),
+    "POST /api/definitions": (COORDINATOR, {}),
+    "POST /api/definitions/{vhost}": (COORDINATOR, {}),
     **{f"GET /api{path}": (role, None) for role, paths in _RABBITMQ.items() for path in paths.split()},
 }
 """The role that each route needs, and a valid body. Every change is written to the audit log, allowed or not."""

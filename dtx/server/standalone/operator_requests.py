@@ -40,8 +40,8 @@ _METHODS: Final[dict[type[Method], Callable[[Declarations, Any], None]]] = {
 }
 
 
-class _TokenAccount(Account):
-    """The holder of a token, who has no permissions of a user: the role decides."""
+class _RoleAccount(Account):
+    """An operator whose role decides, not the permissions of a user."""
 
     def may(self, vhost: str, permission: Permission, name: bytes) -> bool:  # noqa: ARG002
         """Yes."""
@@ -66,19 +66,10 @@ class OperatorBroker:
         self.virtual_host: Callable[[str], VirtualHost] = parts.broker.virtual_host
         """Returns the virtual host of a name, which must exist."""
 
-    def user(self, name: str, vhost: str, *, is_token: bool) -> "OperatorRequests":
-        """The requests of an operator in a virtual host, which must exist.
-
-        Args:
-            name: of the user or token.
-            vhost: name of the virtual host.
-            is_token: whether it is a token.
-
-        Raises:
-            XaError: 403, the user may not enter it.
-        """
-        account = (_TokenAccount if is_token else Account)(self._parts.accounts, name)
-        if not is_token and not account.may_enter(vhost):
+    def user(self, name: str, vhost: str, *, by_role: bool) -> "OperatorRequests":
+        """See :class:`~dtx.admin.api_context.OwnBroker`."""
+        account = (_RoleAccount if by_role else Account)(self._parts.accounts, name)
+        if not by_role and not account.may_enter(vhost):
             raise XaError(ReplyCode.ACCESS_REFUSED, f"access to vhost '{vhost}' refused for user '{name}'")
         return OperatorRequests(self._parts, account, self.virtual_host(vhost))
 
