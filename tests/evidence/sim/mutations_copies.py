@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Final
 
 from dtx.log.api import LogError
@@ -37,12 +36,6 @@ _COPIED_SLOWLY: Final = Shape(
     kinds=("the active dtx is killed at a write", "dtx loses the broker at a write and is killed"),
 )
 """As above, and writes take long."""
-_CHANNELS_END: Final = replace(
-    _COPIED_SLOWLY,
-    troubles=24,
-    kinds=(*_COPIED.kinds, "an application is killed", "a connection is cut off"),
-)
-"""As above, and channels end while their settlements are written."""
 
 
 def _settled_first() -> Sequence[Change]:
@@ -140,11 +133,6 @@ def _digest_ignored() -> Sequence[Change]:
     ]
 
 
-def _pinned_ignored() -> Sequence[Change]:
-    """A copy that is being settled does not count when its channel has ended."""
-    return [(Copy, "is_out", property(lambda self: self.holder is not None and not self.holder.has_ended))]
-
-
 COPIES: Final = (
     Mutation(name="a settlement is not in the log first", changes=_settled_first, shape=_COPIED_SLOWLY),
     Mutation(name="settlements of open branches are not in the log", changes=_never_open, shape=_COPIED),
@@ -156,11 +144,4 @@ COPIES: Final = (
     Mutation(name="a copy is suppressed too early", changes=_not_waited_for, shape=_COPIED),
     Mutation(name="a copy that was settled itself is suppressed", changes=_any_attempt, shape=_COPIED),
     Mutation(name="the digest of a copy is ignored", changes=_digest_ignored, shape=_COPIED),
-    Mutation(
-        name="a copy that is being settled does not count",
-        changes=_pinned_ignored,
-        shape=_CHANNELS_END,
-        seeds=10,
-        first=30,
-    ),
 )
