@@ -186,20 +186,23 @@ class Count:
     def remove_repeats(self) -> int:
         """Remove surplus copies, so that the next round starts without them; return their number.
 
-        It reads through dtx, which may know which of two copies is not needed. Past dtx, it could remove the other one.
+        The last copy stays. dtx may know that the first one is not needed, because a branch has put it back.
         """
         removed = 0
         expected, kept = set(self._ledger.unspent()), Counter[str]()
-        with connected(self._world.service.url()) as connection:
+        with connected(self.past_dtx) as connection:
             channel = connection.channel()
             for queue in QUEUES:
+                found: list[tuple[int, Coin]] = []
                 while (got := channel.basic_get(queue))[0] is not None:
-                    coin = Coin.of(got[2])
-                    if coin in expected:
+                    found.append((got[0].delivery_tag, Coin.of(got[2])))
+                last = {coin: tag for tag, coin in found}
+                for tag, coin in found:
+                    if coin in expected and tag == last[coin]:
                         expected.discard(coin)
                         kept[queue] += 1
                     else:
-                        channel.basic_ack(got[0].delivery_tag)
+                        channel.basic_ack(tag)
                         removed += 1
             give_back(channel, kept)
         return removed
