@@ -209,6 +209,9 @@ def _require_own_page(scope: Scope) -> None:
 def application(context: ApiContext, pulse: LiveUpdates) -> FastAPI:
     """The application with API and web pages."""
     app = api(context)
+    # FastAPI completes included routes when a request is first compared with them, which would hold the event loop.
+    for route in app.routes:
+        route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
     app.mount(PAGES, website(context, pulse))
 
     @app.get("/", include_in_schema=False)
