@@ -164,6 +164,8 @@ class CopyRegister:
         """The attempt and digest of the first copy that was settled, by branch and place."""
         self._suppressed: dict[bytes, dict[tuple[CopyPlace, int], bool]] = {}
         """The suppressed copies by branch: whether a further message with the same attempt was delivered."""
+        self._doubtful: dict[Key, dict[CopyPlace, bytes]] = {}
+        """The digests of messages that branches have perhaps taken, while that is being found out."""
         self._waited: set[tuple[CopyPlace, int]] = set()
         """Copies that have waited for another one long enough."""
         self._timers: dict[bytes, asyncio.TimerHandle] = {}
@@ -196,12 +198,12 @@ class CopyRegister:
     @property
     def filters(self) -> bool:
         """Whether there are messages that were sent more than once."""
-        return (bool(self._replayed) and self.enabled) or bool(self.holding)
+        return (bool(self._replayed or self._doubtful) and self.enabled) or bool(self.holding)
 
     @property
     def may_concern(self) -> bool:
         """Whether :meth:`concerns` may be true for any message."""
-        return self.enabled and (bool(self._open) or bool(self._replayed) or not self._is_active())
+        return self.enabled and (bool(self._open or self._replayed or self._doubtful) or not self._is_active())
 
     def begin(self, branch_id: UUID) -> None:
         """The messages of a branch may become visible, and may be sent again until :meth:`end`."""
@@ -245,15 +247,18 @@ class CopyRegister:
 
     def concerns(self, key: Key) -> bool:
         """Whether there is, or may come, another copy of a message."""
-        return self.enabled and (key.branch in self._open or key.branch in self._replayed or not self._is_active())
+        known = key.branch in self._open or key.branch in self._replayed or key in self._doubtful
+        return self.enabled and (known or not self._is_active())
 
     def is_replayed(self, key: Key) -> bool:
-        """Whether a message was sent more than once."""
-        return key.position in self._replayed.get(key.branch, ())
+        """Whether a message was sent more than once, or was perhaps taken."""
+        return key.position in self._replayed.get(key.branch, ()) or key in self._doubtful
 
     def verdict(self, copy: Copy, properties: bytes, *, redelivered: bool) -> CopyVerdict:
         """What to do with a whole delivery; *properties* are those of its content header."""
         place = copy.place
+        if self._doubtful.get(place.key, {}).get(place) == copy.digest:
+            return CopyVerdict.DELIVER if self._has_waited(copy) else CopyVerdict.WAIT
         if self._replayed.get(place.key.branch, {}).get(place.key.position) != copy.digest:
             return CopyVerdict.DELIVER
         if b"x-death" in properties or b"x-stream-offset" in properties:  # also messages put back after a death
@@ -269,11 +274,15 @@ class CopyRegister:
                 return CopyVerdict.SUPPRESS
             suppressed[place, copy.attempt] = True
             return CopyVerdict.DELIVER
-        if (place, copy.attempt) in self._waited:
-            self._waited.discard((place, copy.attempt))
+        if self._has_waited(copy):
             return CopyVerdict.DELIVER
         is_out = any(each.attempt != copy.attempt and each.is_out for each in self._out.get(place, ()))
         return CopyVerdict.WAIT if is_out else CopyVerdict.DELIVER
+
+    def _has_waited(self, copy: Copy) -> bool:
+        has_waited = (copy.place, copy.attempt) in self._waited
+        self._waited.discard((copy.place, copy.attempt))
+        return has_waited
 
     def delivered(self, copy: Copy) -> None:
         """A consumer gets *copy*."""
@@ -287,8 +296,11 @@ class CopyRegister:
                 out.remove(copy)
             if not out:
                 self._out.pop(copy.place, None)
-            for act in self._waiting.pop(copy.place, ()):
-                act()
+            self._end_wait(copy.place)
+
+    def _end_wait(self, place: CopyPlace) -> None:
+        for act in self._waiting.pop(place, ()):
+            act()
 
     def wait(self, copy: Copy, seconds: float, act: Callable[[], None]) -> None:
         """Call *act* when another copy has been settled or returned, or after *seconds*: then *copy* is delivered."""
@@ -328,6 +340,20 @@ class CopyRegister:
             return None
         digest = messages.digest_of(work.exchange, work.routing_key, work.body)
         return MovedMessage(CopyPlace(key, vhost, work.queue), digest)
+
+    def doubt(self, messages: Iterable[MovedMessage]) -> None:
+        """A branch has perhaps taken *messages*. Those that are delivered again wait until :meth:`end_doubt`."""
+        for message in messages:
+            self._doubtful.setdefault(message.place.key, {})[message.place] = message.digest
+
+    def end_doubt(self, messages: Iterable[MovedMessage]) -> None:
+        """It is known whether the branch has taken *messages*, or they are moved."""
+        for message in messages:
+            places = self._doubtful.get(message.place.key, {})
+            places.pop(message.place, None)
+            if not places:
+                self._doubtful.pop(message.place.key, None)
+            self._end_wait(message.place)
 
     def move(self, message: MovedMessage) -> None:
         """A branch puts a message back that it has perhaps not taken: no consumer needs the one in the queue.

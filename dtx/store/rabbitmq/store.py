@@ -98,19 +98,27 @@ class RabbitStore:
             channel = cast("ConsumeChannel", holder)
             copies = channel.filter.pin(delivery.tag for delivery in deliveries)
             under_way.append((unit, channel, copies, channel.take(deliveries, branch_id, unit, queue)))
+        answers = {unit.number: await done for unit, _, _, done in under_way}
+        doubtful = {
+            number: self._doubt(
+                vhost, [each.to_row(0, number) for each in holders[number - 1][1] if each.body is not None]
+            )
+            for number, answer in answers.items()
+            if answer in (None, UnitOutcome.UNKNOWN)
+        }
         outcomes: dict[int, UnitOutcome] = {}
-        for unit, channel, copies, done in under_way:
-            outcome = await done
-            if outcome is None:
-                outcome = await connection.resolve(unit)
+        for unit, channel, copies, _ in under_way:
+            outcome = answers[unit.number] or await connection.resolve(unit)
             outcomes[unit.number] = outcome
             if outcome is UnitOutcome.NEVER:
                 channel.filter.unpin(copies)
             elif copies:
                 await self._settle(list(copies.values()))
+            found = doubtful.get(unit.number, ())
             if outcome is UnitOutcome.UNKNOWN:
-                rows = [each.to_row(0, unit.number) for each in holders[unit.number - 1][1] if each.body is not None]
-                self._note_unknown(branch_id, vhost, rows)
+                self._perhaps_taken[branch_id] = [*self._perhaps_taken.get(branch_id, ()), *found]
+            else:
+                self.copies.end_doubt(found)
         return outcomes
 
     async def _settle(self, copies: Sequence[Copy]) -> None:
@@ -128,13 +136,14 @@ class RabbitStore:
         copies = [copy for copy in found if copy is not None]
         if copies:
             await self._settle(copies)
-        self._note_unknown(branch_id, vhost, unknown)
+        if unknown:
+            self._perhaps_taken[branch_id] = self._doubt(vhost, unknown)
 
-    def _note_unknown(self, branch_id: UUID, vhost: str, work: Sequence[WorkRow]) -> None:
-        """Note messages that a branch has perhaps taken: it will put them back, when the log has that."""
+    def _doubt(self, vhost: str, work: Sequence[WorkRow]) -> list[MovedMessage]:
+        """Note messages that a branch has perhaps taken: it may put them back."""
         found = [moved for item in work if (moved := self.copies.movable(vhost, item)) is not None]
-        if found:
-            self._perhaps_taken[branch_id] = [*self._perhaps_taken.get(branch_id, ()), *found]
+        self.copies.doubt(found)
+        return found
 
     async def restore(self, duplicate: Duplicate) -> None:
         """See :meth:`CommitConnection.restore`."""
@@ -152,8 +161,10 @@ class RabbitStore:
     async def put_back(self, phase: PhaseTwo) -> Applied | Refused:
         """See :class:`~dtx.store.api.BrokerStore`."""
         self.copies.begin(phase.branch_id)
-        for moved in self._perhaps_taken.pop(phase.branch_id, ()):
+        perhaps_taken = self._perhaps_taken.pop(phase.branch_id, ())
+        for moved in perhaps_taken:
             self.copies.move(moved)
+        self.copies.end_doubt(perhaps_taken)
         return await self.commit_connection(phase.vhost).put_back(phase)
 
     def logged(self, vhost: str, unit: Unit) -> None:
@@ -162,5 +173,5 @@ class RabbitStore:
 
     def ended(self, branch_id: UUID) -> None:
         """See :class:`~dtx.store.api.BrokerStore`."""
-        self._perhaps_taken.pop(branch_id, None)
+        self.copies.end_doubt(self._perhaps_taken.pop(branch_id, ()))
         self.copies.end(branch_id)

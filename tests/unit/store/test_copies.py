@@ -11,7 +11,7 @@ from dtx.log.api import LeaseLost, LogConflict, LogUnavailable
 from dtx.log.records import DuplicateWrite, LoggedCopies, LogWrite, Replay, SettledCopy, SettlementsWrite
 from dtx.store.rabbitmq import copy_filter, messages
 from dtx.store.rabbitmq.consumed_queues import ConsumedQueue
-from dtx.store.rabbitmq.copies import CopyRegister, Key, key_of
+from dtx.store.rabbitmq.copies import CopyRegister, Key, MovedMessage, key_of
 from dtx.store.rabbitmq.copy_filter import CopyFilter
 from dtx.wire.amqp09 import content, methods
 from dtx.wire.amqp09.frames import FrameSplitter
@@ -478,6 +478,55 @@ async def test_a_copy_without_acknowledgement_is_suppressed_at_once(register: Co
     assert source.deliver(2, marked(2)) == 0
     await until_idle()
     assert (source.settled, log.suppressed, log.settled) == ([], [BODY], [(b"q", 1)])
+
+
+# -- messages that a branch has perhaps taken
+
+
+def perhaps_taken(register: CopyRegister) -> MovedMessage:
+    """Message 0 of the branch, which another branch has consumed from queue q."""
+    found = register.movable(
+        "/", a_consume(queue=b"q", exchange=b"e", routing_key=b"key", properties=marked(), body=BODY)
+    )
+    assert found is not None
+    register.doubt([found])
+    return found
+
+
+@pytest.mark.parametrize("is_moved", [True, False])
+async def test_a_message_that_was_perhaps_taken_waits(register: CopyRegister, log: Log, is_moved: bool) -> None:
+    moved = perhaps_taken(register)
+    source = Source(register)
+    assert source.deliver(1, marked(), again=True) == 0
+    assert source.settled == []
+    if is_moved:
+        register.move(moved)
+    register.end_doubt([moved])
+    assert source.settled == [(1, True)], "it goes back to its queue, and comes again"
+    assert source.deliver(2, marked(), again=True) == (0 if is_moved else source.whole)
+    await until_idle()
+    assert log.suppressed == ([BODY] if is_moved else [])
+
+
+async def test_a_message_in_doubt_is_delivered_after_a_while(
+    register: CopyRegister, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_filter, "_HOLD", 0.01)
+    perhaps_taken(register)
+    source = Source(register)
+    assert source.deliver(1, marked(), again=True) == 0
+    await asyncio.sleep(0.05)
+    assert source.settled == [(1, True)]
+    assert source.deliver(2, marked(), again=True) == source.whole
+
+
+async def test_other_messages_are_not_in_doubt(register: CopyRegister) -> None:
+    moved = perhaps_taken(register)
+    source = Source(register)
+    assert source.deliver(1, marked(), b"other" * 1000) > 0
+    assert source.deliver(2, marked(), queue=b"another") == source.whole
+    register.end_doubt([moved])
+    assert not register.filters
 
 
 # -- the end of what is known
