@@ -442,11 +442,13 @@ class BranchManager:
 def _is_listed(entry: BranchRuntime) -> bool:
     """Whether a recovery scan lists a branch: "currently in a prepared state or heuristically completed" (xa_recover).
 
-    It lists no branch that is rolled back without a vote, because its transaction manager may commit what it finds.
+    It lists no branch that is rolled back without a vote, because its transaction manager may commit what it finds. If
+    that rollback is stuck, it lists the branch: a repeated rollback tries again.
     """
     state, record = entry.branch.state, entry.record
-    has_voted = state is not State.ROLLING_BACK or record is None or record.prepared_at is not None
-    return state in IN_DOUBT and has_voted
+    if state is State.ROLLING_BACK and record is not None and record.prepared_at is None:
+        return record.stuck is not None
+    return state in IN_DOUBT
 
 
 def _notify_failed(error: Exception) -> None:

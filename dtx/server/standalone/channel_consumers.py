@@ -381,7 +381,7 @@ class ChannelConsumers:
 
     def _return_all(self) -> Iterator[None]:
         deliveries = list(self.unsettled.take_all().values())
-        return return_slowly(deliveries, self._client.now)
+        return return_slowly(deliveries, self._client.now, limited=True)
 
     def flow(self, active: bool) -> None:
         """channel.flow."""

@@ -89,7 +89,7 @@ def give_back(deliveries: Iterable[QueueDelivery], how: Settlement, now: float) 
         if how is Settlement.REJECT:
             queue.reject(group)
         else:
-            queue.requeue(group, now)
+            queue.requeue(group, now, limited=True)
 
 
 def give_back_slowly(
@@ -97,7 +97,7 @@ def give_back_slowly(
 ) -> Iterator[None]:
     """As :func:`give_back`, in steps."""
     if how is Settlement.REQUEUE:
-        yield from return_slowly(deliveries, clock)
+        yield from return_slowly(deliveries, clock, limited=True)
         return
     for start in range(0, len(deliveries), SETTLED_AT_ONCE):
         give_back(deliveries[start : start + SETTLED_AT_ONCE], how, clock())

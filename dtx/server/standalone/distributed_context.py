@@ -18,7 +18,7 @@ from dtx.server.standalone.answer_order import ChannelOrder
 from dtx.server.standalone.client import Client
 from dtx.server.standalone.contexts import ImmediateContext, PublisherChannel, Settled, Settlement
 from dtx.store.postgres.consumers import QueueDelivery as HandedOut
-from dtx.store.postgres.consumers import SourceQueue
+from dtx.store.postgres.consumers import SourceQueue, return_slowly
 from dtx.store.work import Delivery, HeldPublish
 from dtx.wire.amqp09 import methods
 from dtx.xa.codes import ReplyCode, XaError
@@ -123,11 +123,11 @@ class DistributedContext:
             return
         work = entry.work
         if work is None or entry.branch.state is not State.ACTIVE:
-            self._outside.settle(deliveries, Settlement.REQUEUE)  # rolled back already
+            self._return(deliveries)  # rolled back already
             return
         if not work.fits(0, len(deliveries)):
             reason = work.excess(0, len(deliveries))
-            self._outside.settle(deliveries, Settlement.REQUEUE)
+            self._return(deliveries)
             self._overflow(entry, reason)
         for tag, delivery in deliveries.items():
             queue = delivery.queue
@@ -143,6 +143,12 @@ class DistributedContext:
             letters = [each for each in deliveries.values() if each.queue.arguments.dead_letter_exchange is not None]
             if letters:
                 self._order.run(self._publish_letters(entry, letters), methods.BasicReject.KEY)
+
+    def _return(self, deliveries: Settled) -> None:
+        """Return what the client has settled in a branch that is rolled back."""
+        returning = return_slowly(list(deliveries.values()), self._client.now)
+        next(returning)  # suspends the queues until all messages have returned
+        self._client.slices.run(returning)
 
     def _requeue(self, delivery: HandedOut, committed: bool) -> None:  # noqa: ARG002 - it returns in both cases
         delivery.queue.rollback((delivery.position,), self._client.now())

@@ -47,8 +47,11 @@ class SourceQueue(Protocol):
     def end_hold(self, delivery: "QueueDelivery") -> None:
         """Undo :meth:`hold`: it is unacknowledged again. Raises KeyError unless it is held."""
 
-    def requeue(self, deliveries: Iterable["QueueDelivery"], now: float) -> None:
-        """Make them ready again, each in its old place. Raises as :meth:`ack`."""
+    def requeue(self, deliveries: Iterable["QueueDelivery"], now: float, *, limited: bool = False) -> None:
+        """Make them ready again, each in its old place. Raises as :meth:`ack`.
+
+        With *limited*, those that have returned more often than the delivery limit leave the queue.
+        """
 
     def reject(self, deliveries: Iterable["QueueDelivery"]) -> None:
         """Send them to the dead letter exchange, or drop them if there is none. Raises as :meth:`ack`."""
@@ -388,7 +391,9 @@ class DispatchRound:
         return None
 
 
-def return_slowly(deliveries: Sequence[QueueDelivery], clock: Callable[[], float]) -> Iterator[None]:
+def return_slowly(
+    deliveries: Sequence[QueueDelivery], clock: Callable[[], float], *, limited: bool = False
+) -> Iterator[None]:
     """Requeue as :meth:`SourceQueue.requeue`, in steps, for any queues.
 
     A queue hands out nothing before all its messages are back.
@@ -396,6 +401,7 @@ def return_slowly(deliveries: Sequence[QueueDelivery], clock: Callable[[], float
     Args:
         deliveries: unacknowledged, in order.
         clock: seconds since the epoch.
+        limited: as for :meth:`SourceQueue.requeue`.
 
     Returns:
         The steps. From the first one on, nothing is handed out. Before the second one, nothing is given back.
@@ -411,7 +417,7 @@ def return_slowly(deliveries: Sequence[QueueDelivery], clock: Callable[[], float
             for delivery in deliveries[max(0, end - RETURN_MESSAGES) : end]:
                 groups.setdefault(delivery.queue, []).append(delivery)
             for queue, group in groups.items():
-                queue.requeue(group, clock())
+                queue.requeue(group, clock(), limited=limited)
             yield
     finally:
         for queue in queues:

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from dtx.log.changes import MessageFlag, StoredMessage
 from dtx.store.postgres.arguments import integer, kind_name
 from dtx.wire.amqp09 import properties, tables
+from dtx.wire.amqp09.errors import WireError
 from dtx.xa.codes import ReplyCode, XaError
 
 _CONTENT_TYPE: Final = 0x8000
@@ -152,7 +153,11 @@ def counted(message: StoredMessage, returns: int) -> StoredMessage:
     AMQP 1.0 has stored what receivers reported, also before a restart: the greater number counts.
     """
     raw = message.properties
-    stored = next((entry for entry in properties.read(raw).headers if entry.key == properties.DELIVERY_COUNT), None)
-    count = max(returns, 0 if stored is None else integer(stored) or 0)
-    header = {properties.DELIVERY_COUNT: (b"l", count.to_bytes(8, "big"))}
-    return message._replace(properties=properties.set_headers(raw, header))
+    try:
+        found = properties.read(raw).headers
+        stored = next((entry for entry in found if entry.key == properties.DELIVERY_COUNT), None)
+        count = max(returns, 0 if stored is None else integer(stored) or 0)
+        header = {properties.DELIVERY_COUNT: (b"l", count.to_bytes(8, "big"))}
+        return message._replace(properties=properties.set_headers(raw, header))
+    except (WireError, OverflowError):  # too many headers, as after a dead letter with very many; or a forged count
+        return message

@@ -578,15 +578,20 @@ class QueueIndex:
             self._settle(delivery, DeliveryState.HELD)
             self._forget(delivery.position)
 
-    def requeue(self, deliveries: Iterable[QueueDelivery], now: float) -> None:
+    def requeue(self, deliveries: Iterable[QueueDelivery], now: float, *, limited: bool = False) -> None:
         """Make deliveries ready again, each in its old place.
 
-        The causes are nack, reject and recover with requeue, as well as a channel that closed.
+        Args:
+            deliveries: unacknowledged.
+            now: seconds since the epoch.
+            limited: a client has returned them, by nack, reject, recover or the end of its channel. Those that have
+                returned more often than the delivery limit become dead letters, or are dropped.
 
         Raises:
             ValueError: one of them is not unacknowledged.
         """
-        self._give_back(deliveries, DeliveryState.UNACKED, now, self.arguments.delivery_limit)
+        limit = self.arguments.delivery_limit if limited else None
+        self._give_back(deliveries, DeliveryState.UNACKED, now, limit)
 
     def suspend(self) -> None:
         """Hand out nothing until :meth:`proceed` was called as often as this method."""
@@ -610,9 +615,7 @@ class QueueIndex:
         Raises:
             KeyError: one of them is not held.
         """
-        drops = self.arguments.dead_letter_exchange is None
-        limit = None if drops else self.arguments.delivery_limit
-        self._give_back(self._take_held(positions), DeliveryState.HELD, now, limit)
+        self._give_back(self._take_held(positions), DeliveryState.HELD, now, None)
         self._used_at = now
 
     def _take_held(self, positions: Iterable[int]) -> list[QueueDelivery]:

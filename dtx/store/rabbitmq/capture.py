@@ -1,5 +1,7 @@
 """Which messages a branch may hold: dtx must be able to publish them later, or to put them back."""
 
+from typing import Final
+
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.commit_connection import CommitConnection
 from dtx.store.rabbitmq.consume_channel import REPLY_TO, REVOKED
@@ -8,6 +10,9 @@ from dtx.wire.amqp09 import properties, tables
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.properties import BasicProperties, Property
 from dtx.xa.codes import ReplyCode, XaError
+
+_MARKS: Final = 8
+"""Headers that dtx may add to a message, at most."""
 
 
 def republishable(connection: CommitConnection, raw: bytes) -> bool:
@@ -44,6 +49,8 @@ def check_publish(connection: CommitConnection, own_user: str, exchange: bytes, 
     if not republishable(connection, raw):
         raise XaError(ReplyCode.PRECONDITION_FAILED, f"headers of {len(raw)} bytes are too large for a branch")
     view = properties.read(raw)
+    if len(view.headers) > tables.MAX_ENTRIES - _MARKS:
+        raise XaError(ReplyCode.PRECONDITION_FAILED, f"{len(view.headers)} headers are too many for a branch")
     if view.reply_to == REPLY_TO or (not exchange and routing_key.startswith(REPLY_TO + b".")):
         raise XaError(
             ReplyCode.NOT_IMPLEMENTED, "direct reply-to cannot be part of a branch: it would outlive its connection"

@@ -612,9 +612,12 @@ class CommitConnection:
         """Publish a suppressed copy to its queue, as a message that was put back.
 
         Raises:
-            XaError: 541, the connection does not work; 406, the queue is gone or refuses the message.
+            XaError: 541, the connection does not work, or the outcome is not known; 406, the queue is gone or refuses
+                the message.
         """
         await self.ready(self.settings.deadline)
+        if self.blocked:
+            raise XaError(ReplyCode.INTERNAL_ERROR, "the broker has an alarm and takes no message now")
         row = WorkRow(
             position=duplicate.position,
             kind=WorkKind.CONSUME,
@@ -624,8 +627,16 @@ class CommitConnection:
             properties=duplicate.properties,
             body=duplicate.body,
         )
-        assert self._connection is not None
-        if not await publish_copies(self._connection, (row,)):
+        connection = self._connection
+        assert connection is not None
+        try:
+            async with asyncio.timeout(self.settings.deadline):
+                published = await publish_copies(connection, (row,))
+        except TimeoutError:
+            published = None
+        if published is None or (not published and connection.is_lost):
+            raise XaError(ReplyCode.INTERNAL_ERROR, "the broker has not answered: the message may come to its queue")
+        if not published:
             queue = duplicate.queue.decode("utf-8", "backslashreplace")
             raise XaError(ReplyCode.PRECONDITION_FAILED, f"queue {queue!r} has not confirmed the message")
 

@@ -443,6 +443,9 @@ class ConsumeChannel:
                 self._sending.has_lock = True
                 self._sending.flush()
                 return False
+            case methods.BasicConsumeOk() if self.owner is None:  # the client has gone before its consumer began
+                self._queues.answered(method)
+                self._cancel_all()
             case methods.BasicCancel(consumer_tag=tag):
                 if tag == self.lock.encode():
                     # without the lock, a successor would conclude that this connection has ended
@@ -553,10 +556,13 @@ class ConsumeChannel:
         self.owner = None
         if self.end_reason is not None:
             return
-        for tag in self._queues.cancel_all():
-            self._sending.send(methods.BasicCancel(tag, no_wait=True).frame(self.number))
+        self._cancel_all()
         self.recover()
         self._close_if_idle()
+
+    def _cancel_all(self) -> None:
+        for tag in self._queues.cancel_all():
+            self._sending.send(methods.BasicCancel(tag, no_wait=True).frame(self.number))
 
     def _close_if_idle(self) -> None:
         if self.owner is None and not self._held and self._sending.is_idle:

@@ -65,6 +65,18 @@ def test_the_largest_headers_can_be_committed_and_put_back(stage: Stage) -> None
     assert (body, found.headers["x-dtx-original-exchange"]) == (b"put back", LONG)
 
 
+def test_more_headers_than_dtx_can_add_to_are_refused(stage: Stage) -> None:
+    """A second attempt adds two."""
+    stage.declare("q")
+    headers = {b"%d" % number: b"" for number in range(4096)}
+    with logged_in(stage.service.url(vhost=stage.vhost)) as client:
+        client.open(2, select=True)
+        client.ask(2, DtxStart(xid=new_xid()))
+        client.publish(2, "q", properties=properties.build({}, headers))
+        refusal = client.refused(2)
+    assert (refusal.code, "4096 headers are too many" in refusal.text) == (406, True)
+
+
 @pytest.mark.parametrize("headers", UNREADABLE.values(), ids=UNREADABLE)
 def test_headers_that_rabbitmq_cannot_read_are_refused(stage: Stage, headers: bytes) -> None:
     """The broker has just checked a publish like this, with other headers."""

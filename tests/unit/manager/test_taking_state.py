@@ -97,12 +97,17 @@ async def test_a_rollback_of_untaken_messages_leaves_them_in_place() -> None:
     await manager.close()
 
 
-@pytest.mark.parametrize(("prepared_at", "is_listed"), [(None, False), (1_800_000_001.0, True)])
-async def test_a_recovery_scan_lists_only_branches_that_have_voted(prepared_at: float | None, is_listed: bool) -> None:
+@pytest.mark.parametrize(
+    ("prepared_at", "stuck", "is_listed"),
+    [(None, None, False), (1_800_000_001.0, None, True), (None, "the queue is full", True)],
+)
+async def test_a_recovery_scan_lists_only_branches_that_have_voted(
+    prepared_at: float | None, stuck: str | None, is_listed: bool
+) -> None:
     """xa_recover returns the branches "currently in a prepared state", and its caller may commit what it finds."""
     stand = Stand()
     stand.broker.answering.clear()  # the messages are being put back
-    await stand.holds(a_consume(), state=LogState.ROLLING_BACK, prepared_at=prepared_at)
+    await stand.holds(a_consume(), state=LogState.ROLLING_BACK, prepared_at=prepared_at, stuck=stuck)
     assert await stand.manager.in_doubt(WHO) == ([stand.branch.xid] if is_listed else [])
     stand.broker.answering.set()
     assert await stand.manager.drain(30)

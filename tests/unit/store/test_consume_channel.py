@@ -87,6 +87,29 @@ def test_late_deliveries_of_a_lost_client_are_returned(
     )
 
 
+def test_a_consumer_that_begins_after_its_client_is_cancelled() -> None:
+    """It would take messages for as long as a branch holds others."""
+    upstream: Any = Upstream()
+    taking = ConsumeChannel(upstream, 1, 1000, Budget(1000), ConsumedQueues(upstream.exclusive), upstream)
+    taking.owner = SimpleNamespace(forward=lambda *_: None)
+    taking.request(methods.BasicGet.KEY, methods.BasicGet(b"q").encode())
+    taking.request(methods.BasicConsume.KEY, methods.BasicConsume(b"q", b"late").encode())
+    for key, frame in (
+        (
+            methods.BasicGetOk.KEY,
+            methods.BasicGetOk(1, redelivered=False, exchange=b"", routing_key=b"q", message_count=0).frame(1),
+        ),
+        *delivery(b"", 1)[1:],
+    ):
+        taking.frame(key, frame, 0, len(frame))
+    taking.hold(taking.select(methods.BasicAck.decode(methods.BasicAck(1).encode())), "a branch")
+    taking.detach()
+    upstream.written.clear()
+    frame = method_frame(1, methods.BasicConsumeOk.HEAD + put_short(b"late"))
+    taking.frame(methods.BasicConsumeOk.KEY, frame, 0, len(frame))
+    assert upstream.written == [methods.BasicCancel(b"late", no_wait=True).encode()]
+
+
 def test_a_consumer_learns_the_name_of_the_last_queue() -> None:
     """A client need not wait for declare-ok. A put-back must not go to the queue that was declared before."""
     upstream: Any = Upstream()

@@ -279,11 +279,13 @@ class QueueMachine(RuleBasedStateMachine):
             self.rig.queue.ack(delivery)
             self.rig.remove([delivery.position])
 
-    @rule(picks=picks)
-    def requeue(self, picks: list[int]) -> None:
+    @rule(picks=picks, limited=mostly)
+    def requeue(self, picks: list[int], limited: bool = False) -> None:
         deliveries = self.chosen(picks)
-        self.come_back((delivery.position for delivery in deliveries), self.arguments.delivery_limit)
-        self.rig.queue.requeue(deliveries, self.rig.now)
+        self.come_back(
+            (delivery.position for delivery in deliveries), self.arguments.delivery_limit if limited else None
+        )
+        self.rig.queue.requeue(deliveries, self.rig.now, limited=limited)
         assert not self.beyond
 
     def come_back(self, positions: Iterable[int], limit: int | None) -> None:
@@ -328,10 +330,8 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def rollback(self) -> None:
         held = set(self.held)
-        keeps = self.arguments.dead_letter_exchange is None
-        self.come_back(held, None if keeps else self.arguments.delivery_limit)
+        self.come_back(held, None)
         self.rig.queue.rollback(held, self.rig.now)
-        assert not self.beyond
 
     @precondition(lambda self: self.messages)
     @rule(pick=st.integers(0, 30))
