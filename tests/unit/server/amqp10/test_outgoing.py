@@ -224,7 +224,7 @@ class Failing:
 
     def proceed(self, _now: float) -> None: ...
 
-    def requeue(self, _deliveries: object, _now: float) -> None:
+    def requeue(self, _deliveries: object, _now: float, *, limited: bool) -> None:
         self.done.append("returned")
 
     def reject(self, _deliveries: object) -> None:
