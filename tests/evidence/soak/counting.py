@@ -8,7 +8,7 @@ the readers: they look up each coin that they receive.
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -36,6 +36,8 @@ class Findings:
     repeated: list[str] = field(default_factory=list)
     """Coins with too many copies, which a consumer can recognise."""
     wrong: list[str] = field(default_factory=list)
+    copies: set[str] = field(default_factory=set)
+    """Ids of coins with too many copies, also of those that are accepted."""
 
     @property
     def all(self) -> list[str]:
@@ -47,8 +49,10 @@ class Findings:
         ]
 
 
-def compare_coins(found: Mapping[str, Iterable[Seen]], ledger: Ledger) -> Findings:
-    """Compare the coins *found* in each queue with the expected ones."""
+def compare_coins(
+    found: Mapping[str, Iterable[Seen]], ledger: Ledger, allowed: Collection[str] = frozenset()
+) -> Findings:
+    """Compare the coins *found* in each queue with the expected ones. Those with *allowed* ids may have copies."""
     findings = Findings()
     expected = ledger.unspent()
     copies: defaultdict[Coin, list[Seen]] = defaultdict(list)
@@ -65,7 +69,9 @@ def compare_coins(found: Mapping[str, Iterable[Seen]], ledger: Ledger) -> Findin
         if len({seen.dtx_id for seen in seen_copies}) > 1:
             findings.wrong.append(f"{coin.id} has copies with different x-dtx-id")
         if len(seen_copies) > must_be and ledger.coin(coin.id) is not None:
-            findings.repeated.append(f"{coin.id} is there {len(seen_copies)} times instead of {must_be}")
+            findings.copies.add(coin.id)
+            if coin.id not in allowed:
+                findings.repeated.append(f"{coin.id} is there {len(seen_copies)} times instead of {must_be}")
     findings.lost += [f"{coin.id} in {queue}" for coin, queue in expected.items() if coin not in copies]
     return findings
 
@@ -136,6 +142,8 @@ class Count:
         self._ledger = world.ledger
         self.opening = {bank: look_into_bank(url)[0] for bank, url in world.banks.items()}
         """The sum of all accounts of each bank at the start of the round."""
+        self.allowed: set[str] = set()
+        """Ids of coins that a death of the broker has left with copies."""
 
     def enough(self) -> bool:
         """Whether each queue has as many ready messages as it must have coins. Takes no message."""
@@ -150,7 +158,12 @@ class Count:
         """Compare everything, while nothing moves."""
         with connected(self.past_dtx) as connection:
             found = look_into_queues(connection.channel())
-        findings = compare_coins(found, self._ledger)
+        findings = compare_coins(found, self._ledger, self.allowed)
+        if findings.lost:
+            with psycopg.connect(self._world.database) as database:
+                kept = {Coin.of(bytes(body)).id for (body,) in database.execute("SELECT body FROM dtx.duplicate")}
+            names = {text.partition(" ")[0] for text in findings.lost}
+            findings.wrong += [f"{name} was suppressed as a second copy" for name in names & kept]
         total = sum(coin.amount for coin in self._ledger.unspent())
         for bank, url in self._world.banks.items():
             balance, entries = look_into_bank(url)
@@ -183,29 +196,15 @@ class Count:
                 wrong.append(f"the journal of dtx says {count} times that {gtrid} was {event}")
         return wrong
 
-    def remove_repeats(self) -> int:
-        """Remove surplus copies, so that the next round starts without them; return their number.
+    def allow_copies(self, findings: Findings) -> int:
+        """Accept the copies that a death of the broker has left; return their number.
 
-        The last copy stays. dtx may know that the first one is not needed, because a branch has put it back.
+        They stay: only dtx knows which copy of a coin a consumer gets.
         """
-        removed = 0
-        expected, kept = set(self._ledger.unspent()), Counter[str]()
-        with connected(self.past_dtx) as connection:
-            channel = connection.channel()
-            for queue in QUEUES:
-                found: list[tuple[int, Coin]] = []
-                while (got := channel.basic_get(queue))[0] is not None:
-                    found.append((got[0].delivery_tag, Coin.of(got[2])))
-                last = {coin: tag for tag, coin in found}
-                for tag, coin in found:
-                    if coin in expected and tag == last[coin]:
-                        expected.discard(coin)
-                        kept[queue] += 1
-                    else:
-                        channel.basic_ack(tag)
-                        removed += 1
-            give_back(channel, kept)
-        return removed
+        new = findings.copies - self.allowed
+        self.allowed |= new
+        findings.repeated.clear()
+        return len(new)
 
     def close_round(self) -> None:
         """End the round after a count without differences."""

@@ -42,6 +42,11 @@ def test_a_coin_that_is_there_twice_is_repeated(ledger: Ledger) -> None:
     assert compare_coins({"till3": [HERE, HERE]}, ledger).all == ["repeated: s0.1/0 is there 2 times instead of 1"]
 
 
+def test_an_accepted_copy_is_no_finding(ledger: Ledger) -> None:
+    findings = compare_coins({"till3": [HERE, HERE]}, ledger, {COIN.id})
+    assert (findings.all, findings.copies) == ([], {COIN.id})
+
+
 def test_a_coin_that_was_spent_is_repeated(ledger: Ledger) -> None:
     spend(ledger)
     assert compare_coins({"till3": [HERE]}, ledger).all == ["repeated: s0.1/0 is there 1 times instead of 0"]
