@@ -137,7 +137,7 @@ class RabbitStore:
         if copies:
             await self._settle(copies)
         if unknown:
-            self._perhaps_taken[branch_id] = self._doubt(vhost, unknown)
+            self._perhaps_taken[branch_id] = [*self._perhaps_taken.get(branch_id, ()), *self._doubt(vhost, unknown)]
 
     def _doubt(self, vhost: str, work: Sequence[WorkRow]) -> list[MovedMessage]:
         """Note messages that a branch has perhaps taken: it may put them back."""
