@@ -13,6 +13,7 @@ from dtx.auth.permissions import Permission
 from dtx.log.api import LogError
 from dtx.log.changes import StoredMessage
 from dtx.manager import Requester
+from dtx.server.limits import MAX_FRAME
 from dtx.server.standalone.access import Access
 from dtx.server.standalone.client import Parts, VirtualHostUser
 from dtx.server.standalone.contexts import Settled, Settlement, give_back
@@ -23,6 +24,7 @@ from dtx.store.postgres.topology import VirtualHost
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.codec import Method
+from dtx.wire.amqp09.content import HEADER_OVERHEAD
 from dtx.xa.codes import ReplyCode, XaError
 
 _PATIENCE: Final = 30.0
@@ -109,6 +111,18 @@ class OperatorRequests:
             wait_for_disk=_refuse_for_disk,
         )
 
+    def _check_frame(self, size: int) -> None:
+        """Refuse a frame that a client could not send: dtx could not send its contents to a client, either.
+
+        Making the frame of a method refuses names of more than 255 bytes.
+
+        Raises:
+            XaError: 406, it has more bytes than frame-max.
+        """
+        most = self._user.parts.limits.frame_max or MAX_FRAME
+        if size > most:
+            raise XaError(ReplyCode.PRECONDITION_FAILED, f"a frame of {size} bytes exceeds frame-max, {most} bytes")
+
     async def request(self, method: Method) -> None:
         """Do what *method* requests, a method of :data:`_METHODS`; done when it is durable.
 
@@ -116,6 +130,7 @@ class OperatorRequests:
             XaError, WireError: as for a client.
             LogError: it is not durable, or the outcome is not known.
         """
+        self._check_frame(len(method.frame(0)))
         order = _Order()
         _METHODS[type(method)](Declarations(self._user, order), method)
         if order.work is not None:
@@ -128,6 +143,12 @@ class OperatorRequests:
             XaError, WireError: as for a client; 506 while the disk is nearly full.
             LogError: the outcome is not known.
         """
+        self._check_frame(len(method.frame(0)))
+        self._check_frame(len(properties) + HEADER_OVERHEAD)
+        most = self._user.parts.limits.max_message_bytes
+        if len(body) > most:
+            reason = f"message size {len(body)} is larger than configured max size {most}"
+            raise XaError(ReplyCode.PRECONDITION_FAILED, reason)
         routed = _Routed()
         MessageRouting(self._user, routed).publish(method, properties, body, 0, routed)
         message = routed.message

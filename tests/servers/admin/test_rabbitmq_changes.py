@@ -10,9 +10,11 @@ import pytest
 from dtx.auth.operators import OperatorLog
 from tests.support.crash import StandaloneStage
 from tests.support.operator import Answered, Operator
+from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
 from tests.support.rabbitmqadmin import Admin
+from tests.support.service import ADMIN
 
 EVERYTHING: Final = {"configure": ".*", "write": ".*", "read": ".*"}
 _GET: Final = {"count": 10, "ackmode": "ack_requeue_true", "encoding": "auto"}
@@ -217,6 +219,56 @@ def test_long_bodies_stay_in_the_queue_unless_truncated(alone: StandaloneStage) 
     (last,) = boss.ask("POST", "/api/queues/%2F/q/get", {**once, "truncate": 3}).body
     assert (last["payload"], last["payload_bytes"], last["redelivered"]) == ("zzz", 5 << 20, True)
     assert boss.get("/api/queues/%2F/q")["messages"] == 0
+
+
+_LONG: Final = "n" * 256
+_TOO_LARGE: Final = [
+    ("PUT", f"/queues/%2F/{_LONG}", {"durable": True}),
+    ("PUT", f"/exchanges/%2F/{_LONG}", {"durable": True}),
+    ("PUT", "/queues/%2F/new", {"durable": True, "arguments": {"long": "x" * 200_000}}),
+    ("POST", "/bindings/%2F/e/amq.topic/q/q", {"routing_key": _LONG}),
+    ("POST", "/exchanges/%2F/amq.fanout/publish", {"routing_key": _LONG, **_SENT, "payload": ""}),
+    ("POST", "/exchanges/%2F/amq.fanout/publish", {"routing_key": "", **_SENT, "payload": "x" * 2001}),
+    (
+        "POST",
+        "/exchanges/%2F/amq.fanout/publish",
+        {"routing_key": "", **_SENT, "payload": "", "properties": {"headers": {"long": "x" * 200_000}}},
+    ),
+    ("POST", "/definitions", {"queues": [{"vhost": "/", "name": _LONG, "durable": True}]}),
+    (
+        "POST",
+        "/definitions",
+        {
+            "bindings": [
+                {
+                    "vhost": "/",
+                    "source": "amq.topic",
+                    "destination": "q",
+                    "destination_type": "queue",
+                    "routing_key": _LONG,
+                    "arguments": {},
+                }
+            ]
+        },
+    ),
+]
+
+
+def test_requests_have_the_limits_of_frames_and_messages(postgres: PostgresServer) -> None:
+    with StandaloneStage(postgres, options=(*ADMIN, "--max-message-bytes", "2000")) as stage:
+        boss = Operator(stage.service.admin_url)
+        stage.declare("q")
+        assert boss.ask("POST", "/api/bindings/%2F/e/amq.fanout/q/q", {}).status == 201
+        before = boss.get("/api/definitions")
+        for method, path, body in _TOO_LARGE:
+            answer = boss.ask(method, f"/api{path}", body)
+            assert (answer.status, answer.body["error"]) == (400, "bad_request"), (method, path, answer)
+        assert boss.get("/api/definitions") == before
+        assert boss.get("/api/queues/%2F/q")["messages"] == 0
+        largest = {"routing_key": _LONG[1:], **_SENT, "payload": "x" * 2000}
+        assert boss.ask("POST", "/api/exchanges/%2F/amq.fanout/publish", largest).body == {"routed": True}
+        (got,) = boss.ask("POST", "/api/queues/%2F/q/get", _GET).body
+        assert (got["routing_key"], got["payload_bytes"]) == (_LONG[1:], 2000)
 
 
 def test_changes_and_views_are_in_the_audit_log(alone: StandaloneStage) -> None:
