@@ -169,7 +169,15 @@ class BrokerUser(Protocol):
     async def publish(self, method: BasicPublish, properties: bytes, body: bytes) -> bool:
         """Publish a message. Returns whether a queue has taken it."""
 
-    async def get(self, name: bytes, count: int, how: str, most: int, keep: int) -> Sequence[GotMessage]:
+    async def get(
+        self,
+        name: bytes,
+        count: int,
+        how: str,
+        most: int,
+        keep: int,
+        show: Callable[[Sequence[GotMessage]], Awaitable[_T]],
+    ) -> _T:
         """Take messages from a queue, then settle all.
 
         Args:
@@ -178,6 +186,7 @@ class BrokerUser(Protocol):
             how: ``ack``, ``requeue`` or ``reject``.
             most: bytes of bodies and properties at most; the message that exceeds them stays, as do those after it.
             keep: bytes of each body that count and are needed.
+            show: makes the answer, before the messages are settled. They are not settled if it raises.
         """
 
 

@@ -7,12 +7,12 @@ has each change, and each view of messages.
 
 import asyncio
 from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -337,23 +337,27 @@ async def publish(view: Seen, vhost: VhostPlace, name: NamePlace, body: PublishB
 
 
 @router.post("/queues/{vhost}/{name}/get", responses=CHANGE)
-async def get_messages(view: Seen, vhost: VhostPlace, name: NamePlace, body: GetBody) -> JSONResponse:
+async def get_messages(view: Seen, vhost: VhostPlace, name: NamePlace, body: GetBody, request: Request) -> JSONResponse:
     """Take messages from a queue and settle them. Their bodies have at most 4 MiB together."""
     kind, _, requeue = body.ackmode.partition("_requeue_")
     how = "requeue" if requeue == "true" else kind
     keep = MOST_GOT + 1 if body.truncate is None else body.truncate
 
-    async def work() -> tuple[str, list[dict[str, Any]]]:
-        found = await user_of(view, vhost).get(name.encode(), body.count, how, MOST_GOT, keep)
+    async def show(found: Sequence[GotMessage]) -> list[dict[str, Any]]:
         answers = []
         for got in found:
             answers.append(_got(got, body))
             await asyncio.sleep(0)
-        return f"{len(found)} messages", answers
+        if await request.is_disconnected():
+            raise Problem(HTTPStatus.BAD_REQUEST, "the client has gone: the messages stay in the queue")
+        return answers
+
+    async def work() -> tuple[str, list[dict[str, Any]]]:
+        answers = await user_of(view, vhost).get(name.encode(), body.count, how, MOST_GOT, keep, show)
+        return f"{len(answers)} messages", answers
 
     detail = {"count": body.count, "ackmode": body.ackmode}
-    found = await change(view, OperatorRole.OPERATOR, "get", f"{vhost} {name}", detail, work)
-    return JSONResponse(found)
+    return JSONResponse(await change(view, OperatorRole.OPERATOR, "get", f"{vhost} {name}", detail, work))
 
 
 def _got(got: GotMessage, body: GetBody) -> dict[str, Any]:

@@ -4,9 +4,9 @@ They have the checks, effects and errors of the AMQP methods, because they take 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 from dtx.auth.accounts import Account
 from dtx.auth.permissions import Permission
@@ -27,8 +27,9 @@ from dtx.wire.amqp09.codec import Method
 from dtx.wire.amqp09.content import HEADER_OVERHEAD
 from dtx.xa.codes import ReplyCode, XaError
 
+_T = TypeVar("_T")
 _PATIENCE: Final = 30.0
-"""Seconds for the contents of a message."""
+"""Seconds for the contents of all messages of one request."""
 _METHODS: Final[dict[type[Method], Callable[[Declarations, Any], None]]] = {
     methods.ExchangeDeclare: Declarations.exchange_declare,
     methods.ExchangeDelete: Declarations.exchange_delete,
@@ -169,8 +170,12 @@ class OperatorRequests:
         await written
         return refused
 
-    async def get(self, name: bytes, count: int, how: str, most: int, keep: int) -> list[Got]:
+    async def get(
+        self, name: bytes, count: int, how: str, most: int, keep: int, show: Callable[[list[Got]], Awaitable[_T]]
+    ) -> _T:
         """Take messages from a queue as basic.get does, then settle all.
+
+        Messages that are not settled return to the queue. That does not count towards its delivery limit.
 
         Args:
             name: of the queue.
@@ -178,40 +183,41 @@ class OperatorRequests:
             how: a value of :class:`Settlement`.
             most: bytes of bodies and properties at most; the message that exceeds them stays, as do those after it.
             keep: bytes of each body that count and are needed.
+            show: makes the answer, before the messages are settled. They are not settled if it raises.
 
         Raises:
-            XaError: as for a client; 406, the first message alone has more than *most* bytes.
+            XaError: as for a client; 406, the first message alone has more than *most* bytes; 541, it takes too long.
             LogError: the settlement is not durable, or its outcome is not known.
         """
         user, settlement = self._user, Settlement(how)
         user.require(Permission.READ, "queue", name)
-        queue = user.vhost.find_queue(name, user)
+        index = user.vhost.find_queue(name, user).index
         found: list[Got] = []
         taken: list[QueueDelivery] = []
         settled = 0
         try:
-            while len(found) < count:
-                getter = _Getter(user.now)
-                queue.index.get(getter, user.now())
-                try:
-                    async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_PATIENCE):
+                while len(found) < count:
+                    getter = _Getter(taken, user.now)
+                    index.get(getter, user.now())
+                    try:
                         answer = await getter.answer
-                finally:
-                    queue.index.cancel_get(getter)
-                if answer is None:
-                    break
-                delivery, message, remaining = answer
-                taken.append(delivery)
-                size = len(message.body)
-                most -= min(size, keep) + len(message.properties)
-                if most < 0:
-                    break
-                if size > keep:
-                    message = message._replace(body=message.body[:keep])
-                found.append(Got(message, size, delivery.redelivered, remaining))
-                await asyncio.sleep(0)
-            if taken and not found:
-                raise XaError(ReplyCode.PRECONDITION_FAILED, "the message is too long for this API: use truncate")
+                    finally:
+                        index.cancel_get(getter)
+                    if answer is None:
+                        break
+                    message, remaining = answer
+                    size = len(message.body)
+                    most -= min(size, keep) + len(message.properties)
+                    if most < 0:
+                        break
+                    if size > keep:
+                        message = message._replace(body=message.body[:keep])
+                    found.append(Got(message, size, taken[-1].redelivered, remaining))
+                    await asyncio.sleep(0)
+                if taken and not found:
+                    raise XaError(ReplyCode.PRECONDITION_FAILED, "the message is too long for this API: use truncate")
+                shown = await show(found)
             settled = len(found)
             if settled and settlement is Settlement.ACK:
                 await self._submit((), taken[:settled])
@@ -220,8 +226,8 @@ class OperatorRequests:
         except TimeoutError:
             raise XaError(ReplyCode.INTERNAL_ERROR, "the contents of a message could not be read in time") from None
         finally:
-            give_back(taken[settled:], Settlement.REQUEUE, user.now())
-        return found
+            index.requeue(taken[settled:], user.now())
+        return shown
 
 
 class _Order:
@@ -267,22 +273,32 @@ class _Routed:
 
 
 class _Getter:
-    """One basic.get. If the request has ended before the answer, the message returns to its queue."""
+    """One basic.get. If the request has ended before the answer, the message returns to its queue.
+
+    Args:
+        taken: gets the delivery at once: the request may end in the turn that has the answer.
+        clock: of the queue.
+    """
 
     no_ack = False
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.answer: asyncio.Future[tuple[QueueDelivery, StoredMessage, int] | None]
-        self.answer = asyncio.get_running_loop().create_future()
+    def __init__(self, taken: list[QueueDelivery], clock: Callable[[], float]) -> None:
+        self.answer: asyncio.Future[tuple[StoredMessage, int] | None] = asyncio.get_running_loop().create_future()
+        self._taken = taken
         self._clock = clock
 
     def got(self, found: tuple[QueueDelivery, StoredMessage] | None, remaining: int) -> None:
         """The answer; see :class:`~dtx.store.postgres.consumers.Getter`."""
-        if not self.answer.done():
-            self.answer.set_result(None if found is None else (*found, remaining))
-        elif found is not None:
-            delivery = found[0]
+        if found is None:
+            if not self.answer.done():
+                self.answer.set_result(None)
+            return
+        delivery, message = found
+        if self.answer.done():
             asyncio.get_running_loop().call_soon(lambda: delivery.queue.requeue((delivery,), self._clock()))
+        else:
+            self._taken.append(delivery)
+            self.answer.set_result((message, remaining))
 
 
 def _refuse_for_disk() -> NoReturn:

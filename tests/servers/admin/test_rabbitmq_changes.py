@@ -1,9 +1,11 @@
 """Changes by RabbitMQ's management API of a dtx without a broker, beside the answers of a real RabbitMQ."""
 
 import json
+import socket
+from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
 
@@ -269,6 +271,28 @@ def test_requests_have_the_limits_of_frames_and_messages(postgres: PostgresServe
         assert boss.ask("POST", "/api/exchanges/%2F/amq.fanout/publish", largest).body == {"routed": True}
         (got,) = boss.ask("POST", "/api/queues/%2F/q/get", _GET).body
         assert (got["routing_key"], got["payload_bytes"]) == (_LONG[1:], 2000)
+
+
+def test_messages_stay_if_the_client_has_gone(alone: StandaloneStage) -> None:
+    boss = Operator(alone.service.admin_url)
+    alone.declare("q")
+    alone.fill("q", b"kept")
+    body = json.dumps({**_GET, "ackmode": "ack_requeue_false"}).encode()
+    credentials = b64encode(b"guest:guest").decode()
+    head = (
+        "POST /api/queues/%2F/q/get HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Authorization: Basic {credentials}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    address = urlsplit(alone.service.admin_url)
+    with socket.create_connection((address.hostname, address.port)) as client:
+        client.sendall(head.encode() + body)
+    wait_until(
+        lambda: any(
+            line.action == "get" and line.result for line in OperatorLog(alone.database, "dtx").audit_lines(limit=5)
+        ),
+        what="the end of the request",
+    )
+    assert boss.get("/api/queues/%2F/q")["messages_ready"] == 1
 
 
 def test_changes_and_views_are_in_the_audit_log(alone: StandaloneStage) -> None:
