@@ -4,8 +4,10 @@ Properties that cannot be decoded are shown to people as hex.
 """
 
 import math
+import reprlib
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any, Final
 
 from dtx.admin.safe_text import exact_name, iso_time, name_text, preview
@@ -137,8 +139,23 @@ def table_from_json(values: Mapping[str, Any]) -> bytes:
     """A table without its length, with the types that RabbitMQ's management API chooses.
 
     Raises:
-        WireError: 502 if a name is too long, or a number does not fit 64 bits.
+        WireError: 502 if a name is too long, a number does not fit 64 bits, or the table exceeds
+            :data:`~dtx.wire.amqp09.tables.MAX_DEPTH` or, nested values included,
+            :data:`~dtx.wire.amqp09.tables.MAX_ENTRIES`.
     """
+    level: list[Any] = [values]
+    count = depth = 0
+    while level:
+        count += sum(map(len, level))
+        if depth > tables.MAX_DEPTH or count > tables.MAX_ENTRIES:
+            raise syntax_error(f"field table has over {tables.MAX_ENTRIES} values or {tables.MAX_DEPTH} levels")
+        inner = chain.from_iterable(each if isinstance(each, list) else each.values() for each in level)
+        level = [each for each in inner if isinstance(each, dict | list)]
+        depth += 1
+    return _table(values)
+
+
+def _table(values: Mapping[str, Any]) -> bytes:
     return b"".join(tables.entry(name.encode("utf-8", "replace"), *_encoded(value)) for name, value in values.items())
 
 
@@ -156,11 +173,11 @@ def _encoded(value: object) -> tuple[bytes, bytes]:
         case str():
             return b"S", value.encode("utf-8", "replace")
         case dict():
-            return b"F", table_from_json(value)
+            return b"F", _table(value)
         case list():
             return b"A", b"".join(_element(*_encoded(each)) for each in value)
         case _:
-            raise syntax_error(f"{value!r:.50} does not fit a field table")
+            raise syntax_error(f"{reprlib.repr(value):.50} does not fit a field table")
 
 
 def _element(kind: bytes, value: bytes) -> bytes:
@@ -192,4 +209,4 @@ def _property_value(which: Property, value: object) -> bytes:
         case str() if which not in (*_NUMBERS, Property.TIMESTAMP, Property.HEADERS):
             return value.encode("utf-8", "replace")
         case _:
-            raise syntax_error(f"{value!r:.50} does not fit the property {which.name.lower()}")
+            raise syntax_error(f"{reprlib.repr(value):.50} does not fit the property {which.name.lower()}")

@@ -61,7 +61,7 @@ def _place(text: str) -> Any:
     return Path(description=f"{text} Percent-encoded.")
 
 
-_DECODED: Final = AfterValidator(unquote)
+_DECODED: Final = AfterValidator(lambda text: unquote(text, errors="strict"))
 VhostPlace = Annotated[str, _place("Virtual host."), _DECODED]
 NamePlace = Annotated[str, _place("Name of the object."), _DECODED]
 SourcePlace = Annotated[str, _place("Name of the source exchange."), _DECODED]

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from dtx.admin import rabbitmq_rows as rows
 from dtx.admin.api_context import BrokerUser, GotMessage
@@ -65,6 +65,13 @@ class RabbitForm(BaseModel):
     """A body. Unknown fields are ignored, as in RabbitMQ: its tools repeat the names of the path."""
 
     model_config = ConfigDict(extra="ignore", hide_input_in_errors=True)
+
+    @field_validator("*")
+    @classmethod
+    def _is_utf8(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value.encode()  # a ValueError for half of a surrogate pair
+        return value
 
 
 class QueueBody(RabbitForm):
@@ -194,16 +201,19 @@ def _made(new: bool) -> Response:
 @router.put("/exchanges/{vhost}/{name}", responses=_MADE, status_code=HTTPStatus.CREATED)
 async def declare_exchange(view: Seen, vhost: VhostPlace, name: NamePlace, body: ExchangeBody) -> Response:
     """Declare an exchange."""
-    method = methods.ExchangeDeclare(
-        exchange_key(name),
-        body.type.encode(),
-        durable=body.durable,
-        auto_delete=body.auto_delete,
-        internal=body.internal,
-        arguments=table_from_json(body.arguments),
-    )
-    made = lambda: method.exchange not in view.vhost(vhost).exchanges  # noqa: E731
-    return await _request(view, "declare-exchange", vhost, name, lambda: method, made)
+
+    def make() -> Method:
+        return methods.ExchangeDeclare(
+            exchange_key(name),
+            body.type.encode(),
+            durable=body.durable,
+            auto_delete=body.auto_delete,
+            internal=body.internal,
+            arguments=table_from_json(body.arguments),
+        )
+
+    made = lambda: exchange_key(name) not in view.vhost(vhost).exchanges  # noqa: E731
+    return await _request(view, "declare-exchange", vhost, name, make, made)
 
 
 @router.delete("/exchanges/{vhost}/{name}", **_NO_CONTENT)
@@ -224,11 +234,15 @@ async def delete_exchange(
 @router.put("/queues/{vhost}/{name}", responses=_MADE, status_code=HTTPStatus.CREATED)
 async def declare_queue(view: Seen, vhost: VhostPlace, name: NamePlace, body: QueueBody) -> Response:
     """Declare a queue."""
-    method = methods.QueueDeclare(
-        name.encode(), durable=body.durable, auto_delete=body.auto_delete, arguments=table_from_json(body.arguments)
-    )
-    made = lambda: method.queue not in view.vhost(vhost).queues  # noqa: E731
-    return await _request(view, "declare-queue", vhost, name, lambda: method, made)
+
+    def make() -> Method:
+        arguments = table_from_json(body.arguments)
+        return methods.QueueDeclare(
+            name.encode(), durable=body.durable, auto_delete=body.auto_delete, arguments=arguments
+        )
+
+    made = lambda: name.encode() not in view.vhost(vhost).queues  # noqa: E731
+    return await _request(view, "declare-queue", vhost, name, make, made)
 
 
 @router.delete("/queues/{vhost}/{name}", **_NO_CONTENT)
@@ -257,10 +271,15 @@ async def _bind(
     view: View, vhost: str, source: str, kind: DestinationKind, destination: str, body: BindingBody
 ) -> Response:
     make = methods.QueueBind if kind is DestinationKind.QUEUE else methods.ExchangeBind
-    arguments = table_from_json(body.arguments)
-    method = make(destination.encode(), exchange_key(source), body.routing_key.encode(), arguments=arguments)
-    answer = await _request(view, "bind", vhost, f"{source} {destination}", lambda: method, lambda: True)
-    found = BindingRow(vhost, b"", kind, b"", body.routing_key.encode(), in_order(arguments))
+    key, arguments = body.routing_key.encode(), b""
+
+    def find() -> Method:
+        nonlocal arguments
+        arguments = table_from_json(body.arguments)
+        return make(destination.encode(), exchange_key(source), key, arguments=arguments)
+
+    answer = await _request(view, "bind", vhost, f"{source} {destination}", find, lambda: True)
+    found = BindingRow(vhost, b"", kind, b"", key, in_order(arguments))
     answer.headers["location"] = f"{quote(destination, safe='')}/{quote(rows.properties_key(found), safe='~')}"
     return answer
 
@@ -316,23 +335,26 @@ async def unbind_exchange(
 @router.post("/exchanges/{vhost}/{name}/publish", responses=CHANGE)
 async def publish(view: Seen, vhost: VhostPlace, name: NamePlace, body: PublishBody) -> RoutedAnswer:
     """Publish a message, and wait until it is durable."""
-    try:
-        payload = body.payload.encode() if body.payload_encoding == "string" else b64decode(body.payload, validate=True)
-    except ValueError:
-        raise Problem(HTTPStatus.BAD_REQUEST, "the payload is not base64") from None
-    properties = properties_from_json(body.properties if isinstance(body.properties, dict) else {})
     method = methods.BasicPublish(exchange_key(name), body.routing_key.encode())
 
     async def work() -> tuple[str, bool]:
+        user = user_of(view, vhost)
+        payload = body.payload.encode()
+        if body.payload_encoding == "base64":
+            try:
+                payload = b64decode(payload, validate=True)
+            except ValueError:
+                raise Problem(HTTPStatus.BAD_REQUEST, "the payload is not base64") from None
+        properties = properties_from_json(body.properties if isinstance(body.properties, dict) else {})
         try:
-            routed = await user_of(view, vhost).publish(method, properties, payload)
+            routed = await user.publish(method, properties, payload)
         except XaError as error:
             if error.code is ReplyCode.NOT_FOUND:  # RabbitMQ has 404 for the virtual host only
                 raise Problem(HTTPStatus.BAD_REQUEST, f"404 NOT_FOUND - {error.reason}") from None
             raise
-        return "routed" if routed else "not routed", routed
+        return f"{len(payload)} bytes, {'routed' if routed else 'not routed'}", routed
 
-    detail = {"routing_key": body.routing_key, "bytes": len(payload)}
+    detail = {"routing_key": body.routing_key[:255]}
     return RoutedAnswer(routed=await change(view, OperatorRole.OPERATOR, "publish", f"{vhost} {name}", detail, work))
 
 

@@ -4,6 +4,7 @@ They have the checks, effects and errors of the AMQP methods, because they take 
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar
@@ -30,6 +31,8 @@ from dtx.xa.codes import ReplyCode, XaError
 _T = TypeVar("_T")
 _PATIENCE: Final = 30.0
 """Seconds for the contents of all messages of one request."""
+_LINE_ENDS: Final = re.compile(rb"[\r\n]")
+"""Removed from the names that clients declare: an operator would get an object of another name."""
 _METHODS: Final[dict[type[Method], Callable[[Declarations, Any], None]]] = {
     methods.ExchangeDeclare: Declarations.exchange_declare,
     methods.ExchangeDelete: Declarations.exchange_delete,
@@ -132,6 +135,11 @@ class OperatorRequests:
             LogError: it is not durable, or the outcome is not known.
         """
         self._check_frame(len(method.frame(0)))
+        match method:
+            case methods.QueueDeclare(queue=name) if not name or _LINE_ENDS.search(name):
+                raise XaError(ReplyCode.PRECONDITION_FAILED, "the name of a queue is empty or has line ends")
+            case methods.ExchangeDeclare(exchange=name) if _LINE_ENDS.search(name):
+                raise XaError(ReplyCode.PRECONDITION_FAILED, "the name of an exchange has line ends")
         order = _Order()
         _METHODS[type(method)](Declarations(self._user, order), method)
         if order.work is not None:

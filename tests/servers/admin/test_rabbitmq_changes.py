@@ -273,6 +273,58 @@ def test_requests_have_the_limits_of_frames_and_messages(postgres: PostgresServe
         assert (got["routing_key"], got["payload_bytes"]) == (_LONG[1:], 2000)
 
 
+def _deep(levels: int) -> Any:
+    found: Any = 1
+    for _ in range(levels):
+        found = [found]
+    return {"deep": found}
+
+
+_MALFORMED: Final = [
+    ("PUT", "/queues/%2F/%ff", {}),
+    ("PUT", "/queues/%2F/%0d%0a", {}),
+    ("PUT", "/queues/%2F/a%0ab", {}),
+    ("PUT", "/exchanges/%2F/a%0db", {}),
+    ("POST", "/definitions", {"queues": [{"vhost": "/", "name": ""}]}),
+    ("PUT", "/queues/%2F/deep", {"arguments": _deep(65)}),
+    ("PUT", "/queues/%2F/deep", {"arguments": _deep(900)}),
+    ("PUT", "/exchanges/%2F/many", {"arguments": {"many": [1] * 5000}}),
+    ("POST", "/bindings/%2F/e/amq.topic/q/q", {"arguments": _deep(900)}),
+    ("POST", "/bindings/%2F/e/amq.topic/q/q", {"routing_key": "\ud800"}),
+    (
+        "POST",
+        "/exchanges/%2F/amq.default/publish",
+        {"routing_key": "q", **_SENT, "payload": "", "properties": {"headers": _deep(900)}},
+    ),
+    (
+        "POST",
+        "/exchanges/%2F/amq.default/publish",
+        {"routing_key": "q", **_SENT, "payload": "", "properties": {"type": _deep(900)}},
+    ),
+    ("POST", "/exchanges/%2F/amq.default/publish", {"routing_key": "q", **_SENT, "payload": "\ud800"}),
+    (
+        "POST",
+        "/exchanges/%2F/amq.default/publish",
+        {"routing_key": "q", "properties": {}, "payload": "a", "payload_encoding": "base64"},
+    ),
+]
+
+
+def test_malformed_names_and_values_get_400(alone: StandaloneStage) -> None:
+    boss = Operator(alone.service.admin_url)
+    alone.declare("q")
+    before = [boss.get(f"/api/{kind}") for kind in ("exchanges", "bindings")]
+    assert boss.ask("PUT", "/api/users/sees", {"password": "sees", "tags": "monitoring"}).status == 201
+    sees = Operator(alone.service.admin_url, user="sees", password="sees")
+    for method, path, body in _MALFORMED:
+        answer = boss.ask(method, f"/api{path}", body)
+        assert (answer.status, answer.body["error"]) == (400, "bad_request"), (method, path, answer)
+        if "deep" in path or body.get("payload_encoding") == "base64":
+            assert sees.ask(method, f"/api{path}", body).status == 401, "the role is checked first"
+    assert [boss.get(f"/api/{kind}") for kind in ("exchanges", "bindings")] == before
+    assert boss.get("/api/queues/%2F/q")["messages"] == 0
+
+
 def test_messages_stay_if_the_client_has_gone(alone: StandaloneStage) -> None:
     boss = Operator(alone.service.admin_url)
     alone.declare("q")
