@@ -26,6 +26,7 @@ from dtx.admin.rabbitmq_rows import COMPATIBLE, View
 from dtx.admin.routes_rabbitmq import PREFIX, TAG, Seen, VhostPlace
 from dtx.admin.routes_rabbitmq_changes import (
     CHANGE,
+    HASHING,
     ExchangeBody,
     PermissionBody,
     QueueBody,
@@ -33,11 +34,11 @@ from dtx.admin.routes_rabbitmq_changes import (
     TopicPermissionBody,
     change,
     known_tags,
+    stored_hash,
 )
-from dtx.auth.passwords import imported_hash
 from dtx.auth.roles import OperatorRole
 from dtx.auth.users import AccountEditor
-from dtx.store.slices import finish
+from dtx.store.slices import advance, finish
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.codec import Method
 from dtx.wire.amqp09.errors import WireError
@@ -49,7 +50,8 @@ _LONGEST: Final = (4096, 256 * 1024)
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _DECODER: Final = json.JSONDecoder()
 _AT_ONCE: Final = 50
-"""Objects that are declared together."""
+"""Objects that are declared together, at most."""
+_Request = tuple[str, str, Method]
 _PIECE: Final = 500
 """Objects that are written to an export in one turn of the event loop."""
 
@@ -61,7 +63,7 @@ class _InVhost(RabbitForm):
 class _User(RabbitForm):
     name: str
     password_hash: str = ""
-    hashing_algorithm: str = "rabbit_password_hashing_sha256"
+    hashing_algorithm: str = HASHING
     tags: str | list[str]
 
 
@@ -282,7 +284,7 @@ async def _parsed(request: Request) -> _Definitions:
     return _Definitions.model_construct(None, **found)
 
 
-def _methods(found: _Definitions, vhost: str | None) -> Iterator[tuple[str, str, Method]]:
+def _methods(found: _Definitions, vhost: str | None) -> Iterator[_Request]:
     """Virtual host, description and request of each object."""
     for exchange in found.exchanges:
         if exchange.name and not exchange.name.startswith("amq."):
@@ -328,15 +330,19 @@ def _edit(editor: AccountEditor, found: _Definitions) -> None:
         if vhost.name not in there:
             editor.add_vhost(vhost.name)
     for user in found.users:
-        try:
-            stored = imported_hash(user.password_hash, user.hashing_algorithm)
-        except ValueError as error:
-            raise Problem(HTTPStatus.BAD_REQUEST, f"user '{user.name}': {error}") from None
+        stored = stored_hash(user.name, user.password_hash, user.hashing_algorithm)
         editor.put_user(user.name, stored, known_tags(user.tags))
     for given in found.permissions:
         editor.grant(given.user, given.vhost, configure=given.configure, write=given.write, read=given.read)
     for topic in found.topic_permissions:
         editor.grant_topic(topic.user, topic.vhost, topic.exchange, write=topic.write, read=topic.read)
+
+
+def _next(requests: Iterator[_Request]) -> list[_Request]:
+    """The next requests, as many as can be made in one slice."""
+    found: list[_Request] = []
+    advance(map(found.append, islice(requests, _AT_ONCE)))
+    return found
 
 
 async def _make(view: View, where: str, what: str, method: Method) -> bool:
@@ -364,7 +370,7 @@ async def _import(view: View, request: Request, vhost: str | None) -> Response:
             await view.broker.accounts.refresh()
         made = 0
         requests = _methods(found, vhost)
-        while some := list(islice(requests, _AT_ONCE)):
+        while some := _next(requests):
             answers = await asyncio.gather(*(_make(view, *each) for each in some), return_exceptions=True)
             for answer in answers:
                 if isinstance(answer, BaseException):

@@ -1,8 +1,8 @@
 """The changing part of RabbitMQ's management API, in standalone mode.
 
 Changes of exchanges, queues, bindings and messages take the way of a client's AMQP methods, with the permissions of the
-user. They need the role operator as well. Changes of users and virtual hosts need the role coordinator. The audit log
-has each change, and each view of messages.
+user. They need the role operator as well. Changes of users and virtual hosts need the role coordinator, as all changes
+by a token. The audit log has each change, and each view of messages.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ from dtx.admin.routes_rabbitmq import (
     VhostPlace,
 )
 from dtx.admin.safe_text import exact_name
+from dtx.auth.passwords import imported_hash
 from dtx.auth.roles import TAGS, OperatorRole
 from dtx.auth.users import AccountEditor
 from dtx.log.changes import BindingRow, DestinationKind
@@ -42,6 +43,8 @@ from dtx.wire.amqp09.codec import Method
 from dtx.xa.codes import ReplyCode, XaError
 
 router = APIRouter(prefix=PREFIX, tags=[TAG])
+HASHING: Final = "rabbit_password_hashing_sha256"
+"""RabbitMQ's algorithm for hashes of passwords."""
 MOST_GOT: Final = 4 << 20
 """Bytes of the bodies in one answer."""
 MOST_MESSAGES: Final = 1000
@@ -120,6 +123,13 @@ class UserBody(RabbitForm):
     """A user to create or to change."""
 
     password: str | None = Field(default=None, max_length=2048, repr=False, description="Its password.")
+    password_hash: str | None = Field(
+        default=None,
+        max_length=2048,
+        repr=False,
+        description="Without *password*: the hash of its password, as in definitions; empty for none.",
+    )
+    hashing_algorithm: str = Field(default=HASHING, description="The algorithm of *password_hash*.")
     tags: str | list[str] = Field(description="Its tags, with commas between them.")
 
 
@@ -153,10 +163,13 @@ async def change(
     detail: dict[str, Any],
     work: Callable[[], Awaitable[tuple[str, Any]]],
 ) -> Any:
-    """Check the role, do *work*, and record both in the audit log."""
+    """Check the role, do *work*, and record both in the audit log.
+
+    A token has no permissions that limit it to some objects, so it needs the role coordinator for each change.
+    """
 
     async def checked() -> tuple[str, Any]:
-        view.who.require(role)
+        view.who.require(OperatorRole.COORDINATOR if view.who.is_token else role)
         return await work()
 
     return await view.context.audited(view.who, action, subject, "", detail, checked)
@@ -491,6 +504,14 @@ def known_tags(tags: str | list[str]) -> list[str]:
     return sorted({tag.strip() for tag in given} & {*map(str, TAGS)})
 
 
+def stored_hash(user: str, given: str, algorithm: str) -> str:
+    """See :func:`~dtx.auth.passwords.imported_hash`. Raises Problem 400."""
+    try:
+        return imported_hash(given, algorithm)
+    except ValueError as error:
+        raise Problem(HTTPStatus.BAD_REQUEST, f"user '{user}': {error}") from None
+
+
 @router.put("/users/{user}", responses=_MADE, status_code=HTTPStatus.CREATED)
 async def put_user(view: Seen, user: UserPlace, body: UserBody) -> Response:
     """Create a user, or change its password and tags. Tags that dtx does not have are left out."""
@@ -498,12 +519,14 @@ async def put_user(view: Seen, user: UserPlace, body: UserBody) -> Response:
     there = user in view.users.users
 
     def edit(editor: AccountEditor) -> None:
-        if not there:
+        if body.password_hash is not None and not password:
+            editor.put_user(user, stored_hash(user, body.password_hash, body.hashing_algorithm), tags)
+        elif there:
+            if password:
+                editor.set_password(user, password)
+            editor.set_tags(user, tags)
+        else:
             editor.add_user(user, password, tags)
-            return
-        editor.set_tags(user, tags)
-        if password:
-            editor.set_password(user, password)
 
     return await _edit(view, "change-user" if there else "make-user", user, {"tags": tags}, edit, lambda: not there)
 

@@ -1,5 +1,6 @@
 """Changes by RabbitMQ's management API of a dtx without a broker, beside the answers of a real RabbitMQ."""
 
+import hashlib
 import json
 import socket
 from base64 import b64encode
@@ -10,6 +11,8 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from dtx.auth.operators import OperatorLog
+from dtx.auth.roles import OperatorRole
+from tests.servers.admin.conftest import somebody
 from tests.support.crash import StandaloneStage
 from tests.support.operator import Answered, Operator
 from tests.support.postgres import PostgresServer
@@ -205,6 +208,31 @@ _CHANGES: Final = [
     ("PUT", "/users/new", {"password": "x", "tags": ""}),
     ("PUT", "/permissions/%2F/sees", EVERYTHING),
 ]
+
+
+def test_a_token_needs_the_role_coordinator_for_changes(alone: StandaloneStage) -> None:
+    alone.declare("q")
+    alone.fill("q", b"secret")
+    operator, boss = (somebody(alone, role) for role in (OperatorRole.OPERATOR, OperatorRole.COORDINATOR))
+    for method, path, body in [*_CHANGES, ("DELETE", "/connections/nothing", None)]:
+        assert operator.ask(method, f"/api{path}", body).status == 401, (method, path)
+    assert operator.get("/api/queues/%2F/q")["messages"] == 1
+    (got,) = boss.ask("POST", "/api/queues/%2F/q/get", {**_GET, "ackmode": "ack_requeue_false"}).body
+    assert got["payload"] == "secret"
+
+
+def test_the_hash_of_a_password_can_be_set(alone: StandaloneStage) -> None:
+    boss = Operator(alone.service.admin_url)
+    salted = b"salt" + hashlib.sha256(b"saltfirst").digest()
+    given = {"password_hash": b64encode(salted).decode(), "tags": "monitoring"}
+    assert boss.ask("PUT", "/api/users/ann", given).status == 201
+    ann = Operator(alone.service.admin_url, user="ann", password="first")
+    assert ann.get("/api/whoami")["tags"] == ["monitoring"]
+    for wrong in ({"password_hash": "AAAA"}, {"password": "\0"}):
+        assert boss.ask("PUT", "/api/users/ann", {**wrong, "tags": "administrator"}).status == 400
+    assert ann.get("/api/whoami")["tags"] == ["monitoring"]
+    assert boss.ask("PUT", "/api/users/ann", {"password_hash": "", "tags": "monitoring"}).status == 204
+    assert ann.ask("GET", "/api/whoami").status == 401
 
 
 def test_long_bodies_stay_in_the_queue_unless_truncated(alone: StandaloneStage) -> None:

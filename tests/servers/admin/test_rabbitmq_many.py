@@ -27,3 +27,15 @@ def test_many_queues_do_not_hold_the_event_loop(postgres: PostgresServer) -> Non
             assert len(boss.get("/api/definitions")["queues"]) == MANY
             assert boss.get("/api/vhosts")[0]["messages"] == 0
     postgres.drop_database(database)
+
+
+def test_large_arguments_do_not_hold_the_event_loop(postgres: PostgresServer) -> None:
+    arguments = {str(number): 1 for number in range(4000)}
+    queues = [{"name": f"q{number}", "vhost": "/", "arguments": arguments} for number in range(80)]
+    database = postgres.create_database()
+    with WatchedService(database=database, options=ADMIN) as dtx:
+        boss = Operator(dtx.admin_url)
+        with not_held(dtx):
+            assert boss.ask("POST", "/api/definitions", {"queues": queues}).status == 204
+        assert boss.get("/api/overview")["object_totals"]["queues"] == 80
+    postgres.drop_database(database)
