@@ -37,5 +37,8 @@ def test_large_arguments_do_not_hold_the_event_loop(postgres: PostgresServer) ->
         boss = Operator(dtx.admin_url)
         with not_held(dtx):
             assert boss.ask("POST", "/api/definitions", {"queues": queues}).status == 204
+        with not_held(dtx):
+            body = {"arguments": {"many": [{"a": 1}] * 80_000}}
+            assert boss.ask("PUT", "/api/queues/%2F/more", body).status == 400
         assert boss.get("/api/overview")["object_totals"]["queues"] == 80
     postgres.drop_database(database)
