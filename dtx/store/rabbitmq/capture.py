@@ -11,8 +11,8 @@ from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.properties import BasicProperties, Property
 from dtx.xa.codes import ReplyCode, XaError
 
-_MARKS: Final = 8
-"""Headers that dtx may add to a message, at most."""
+_MARKS: Final = 2
+"""Headers that dtx adds to a message that it publishes more than once."""
 
 
 def republishable(connection: CommitConnection, raw: bytes) -> bool:

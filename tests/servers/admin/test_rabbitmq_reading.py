@@ -58,19 +58,20 @@ def _fill(url: str, stack: ExitStack) -> None:
 
 
 @pytest.fixture(scope="module")
-def pair(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[Pair]:
+def pair(postgres: PostgresServer) -> Iterator[Pair]:
+    """Both with the same objects. The node is not shared: other tests would change its totals."""
     with ExitStack() as stack:
+        node = stack.enter_context(RabbitNode(in_memory=True))
         dtx = stack.enter_context(StandaloneStage(postgres, options=ADMIN))
-        asked = Pair(Operator(shared_rabbitmq.management_url), Operator(dtx.service.admin_url), {})
+        asked = Pair(Operator(node.management_url), Operator(dtx.service.admin_url), {})
         for one in (asked.rabbitmq, asked.dtx):
             if one is asked.dtx:
                 one.ask("POST", "/dtx/v1/vhosts", {"name": VHOST})
                 everything = dict.fromkeys(("configure", "write", "read"), ".*")
                 one.ask("POST", "/dtx/v1/users/grant", {"name": "guest", "vhost": VHOST, **everything})
             else:
-                shared_rabbitmq.add_vhost(VHOST)
-                stack.callback(shared_rabbitmq.delete_vhost, VHOST)
-        for url in (shared_rabbitmq.url(vhost=VHOST), dtx.service.url(vhost=VHOST)):
+                node.add_vhost(VHOST)
+        for url in (node.url(vhost=VHOST), dtx.service.url(vhost=VHOST)):
             _fill(url, stack)
         wait_until(lambda: all(map(_has_numbers, (asked.rabbitmq, asked.dtx))), what="the numbers of all objects")
         (theirs,), (ours,) = (one.get(f"/api/vhosts/{_IN}/connections") for one in (asked.rabbitmq, asked.dtx))
