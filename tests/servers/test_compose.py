@@ -115,7 +115,7 @@ def test_rabbitmq_understands_its_configuration() -> None:
     lines = compose["configs"]["rabbitmq"]["content"].splitlines()
     config = dict(line.split(" = ") for line in lines if not line.startswith("#"))
     with RabbitNode(config=config) as node:
-        tags = node.api("GET", "/dtx/v1/users/guest")["tags"]
+        tags = node.api("GET", "/api/users/guest")["tags"]
     assert set(tags) == {"administrator", "impersonator"}
 
 
