@@ -165,6 +165,7 @@ def test_values_that_rabbitmq_cannot_read_are_found() -> None:
             assert not tables.is_readable(tables.entry(b"before", b"A", b"VV") + raw)
     good = b"".join(tables.entry(b"dU" + kind, kind, value) for kind, value in VALUES.items() if kind != b"U")
     text = tables.entry(b"x", b"S", b"U" + b"d" + double + b"f" + single)
+    assert tables.is_readable(tables.entry(b"x", b"S", b"plain"))
     assert tables.is_readable(good + text + tables.entry(b"y", b"d", struct.pack(">d", 1.7e308)))
     with pytest.raises(WireError):
         tables.is_readable(text[:-1])
