@@ -116,7 +116,7 @@ class RabbitStore:
                 await self._settle(list(copies.values()))
             found = doubtful.get(unit.number, ())
             if outcome is UnitOutcome.UNKNOWN:
-                self._perhaps_taken[branch_id] = [*self._perhaps_taken.get(branch_id, ()), *found]
+                self._perhaps_taken.setdefault(branch_id, []).extend(found)
             else:
                 self.copies.end_doubt(found)
         return outcomes
@@ -137,7 +137,7 @@ class RabbitStore:
         if copies:
             await self._settle(copies)
         if unknown:
-            self._perhaps_taken[branch_id] = [*self._perhaps_taken.get(branch_id, ()), *self._doubt(vhost, unknown)]
+            self._perhaps_taken.setdefault(branch_id, []).extend(self._doubt(vhost, unknown))
 
     def _doubt(self, vhost: str, work: Sequence[WorkRow]) -> list[MovedMessage]:
         """Note messages that a branch has perhaps taken: it may put them back."""
