@@ -25,7 +25,7 @@ from dtx.store.postgres.topology import VirtualHost
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.codec import Method
-from dtx.wire.amqp09.content import HEADER_OVERHEAD
+from dtx.wire.amqp09.content import HEADER_OVERHEAD, check_size
 from dtx.xa.codes import ReplyCode, XaError
 
 _T = TypeVar("_T")
@@ -154,10 +154,7 @@ class OperatorRequests:
         """
         self._check_frame(len(method.frame(0)))
         self._check_frame(len(properties) + HEADER_OVERHEAD)
-        most = self._user.parts.limits.max_message_bytes
-        if len(body) > most:
-            reason = f"message size {len(body)} is larger than configured max size {most}"
-            raise XaError(ReplyCode.PRECONDITION_FAILED, reason)
+        check_size(len(body), self._user.parts.limits.max_message_bytes)
         routed = _Routed()
         MessageRouting(self._user, routed).publish(method, properties, body, 0, routed)
         message = routed.message

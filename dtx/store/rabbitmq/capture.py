@@ -6,7 +6,7 @@ from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.commit_connection import CommitConnection
 from dtx.store.rabbitmq.consume_channel import REPLY_TO, REVOKED
 from dtx.store.work import Delivery
-from dtx.wire.amqp09 import properties, tables
+from dtx.wire.amqp09 import content, properties, tables
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.properties import BasicProperties, Property
 from dtx.xa.codes import ReplyCode, XaError
@@ -26,9 +26,7 @@ def check_size(connection: CommitConnection, size: int) -> None:
     Raises:
         XaError: 406, with the text of RabbitMQ.
     """
-    most = connection.max_message_bytes
-    if size > most:
-        raise XaError(ReplyCode.PRECONDITION_FAILED, f"message size {size} is larger than configured max size {most}")
+    content.check_size(size, connection.max_message_bytes)
 
 
 def check_publish(connection: CommitConnection, own_user: str, exchange: bytes, routing_key: bytes, raw: bytes) -> None:

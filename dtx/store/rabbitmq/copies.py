@@ -197,7 +197,7 @@ class CopyRegister:
 
     @property
     def filters(self) -> bool:
-        """Whether there are messages that were sent more than once."""
+        """Whether a delivery must be held until its header shows which message it is."""
         return (bool(self._replayed or self._doubtful) and self.enabled) or bool(self.holding)
 
     @property

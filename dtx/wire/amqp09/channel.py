@@ -353,11 +353,7 @@ class ChannelEngine:
         class_id, size, properties = content.header(payload)
         if class_id != content.BASIC:
             raise self._unexpected(f"content of class {class_id}")
-        limit = self._shared.settings.max_message
-        if size > limit > 0:
-            raise XaError(
-                ReplyCode.PRECONDITION_FAILED, f"message size {size} is larger than configured max size {limit}"
-            )
+        content.check_size(size, self._shared.settings.max_message)
         if self.announces:
             return self._announce(method, properties, size)
         if not size:

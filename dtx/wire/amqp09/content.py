@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 
 from dtx.wire.amqp09.errors import syntax_error
 from dtx.wire.amqp09.frames import BODY, FRAME_END, HEADER, OVERHEAD
+from dtx.xa.codes import ReplyCode, XaError
 
 _HEADER: Final = Struct(">HHQ")
 _HEADER_FRAME: Final = Struct(">BHIHHQ")
@@ -13,6 +14,16 @@ BASIC: Final = 60
 HEADER_OVERHEAD: Final = OVERHEAD + _HEADER.size
 """Bytes of a header frame in addition to its properties."""
 _END: Final = b"\xce"
+
+
+def check_size(size: int, most: int) -> None:
+    """Refuse a body of *size* bytes that is larger than *most*; 0: no limit.
+
+    Raises:
+        XaError: 406, with the text of RabbitMQ.
+    """
+    if size > most > 0:
+        raise XaError(ReplyCode.PRECONDITION_FAILED, f"message size {size} is larger than configured max size {most}")
 
 
 class ContentHeader(NamedTuple):
