@@ -20,7 +20,7 @@ from tests.support.crash import PERSISTENT
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
-from tests.support.soak import Brancher, Eater, Fate, Ledger, OpenBranch, Worker, insist
+from tests.support.soak import PATIENCE, Brancher, Eater, Fate, Ledger, OpenBranch, Worker, insist
 
 RAW = "raw"
 EXCHANGE = "orders"
@@ -127,16 +127,28 @@ class BranchReader(Brancher):
 READERS: tuple[type[Subscriber | Getter | NoAck | BranchReader], ...] = (Subscriber, Getter, NoAck, BranchReader)
 
 
-def drain(url: str, queue: str, ledger: Ledger) -> None:
-    """Consume all messages of *queue*."""
+def drain(url: str, queue: str, ledger: Ledger, node: RabbitNode) -> None:
+    """Consume all messages of *queue*, until RabbitMQ has none. A pause of dtx is a fault only after PATIENCE."""
     with connected(url) as connection:
         channel = connection.channel()
-        for method, _, body in channel.consume(queue, inactivity_timeout=2.0):
-            if method is None:
+        last = time.monotonic()
+        for method, _, body in channel.consume(queue, inactivity_timeout=1.0):
+            if method is not None:
+                ledger.delivered(body)
+                ledger.eaten(body, known=True)
+                channel.basic_ack(method.delivery_tag)
+                last = time.monotonic()
+            elif not (left := messages_in(node, queue)):
                 return
-            ledger.delivered(body)
-            ledger.eaten(body, known=True)
-            channel.basic_ack(method.delivery_tag)
+            elif time.monotonic() - last > PATIENCE:
+                ledger.fault(f"{queue}: nothing was delivered for {PATIENCE:.0f} s, and RabbitMQ has {left} messages")
+                return
+
+
+def messages_in(node: RabbitNode, queue: str) -> int:
+    """The number of messages in *queue*, ready or unacknowledged, as RabbitMQ counts them."""
+    rows = (line.split("\t") for line in node.ctl("list_queues", "name", "messages").splitlines())
+    return int({row[0]: row[1] for row in rows}[queue])
 
 
 # pika does not close the socket of a connection that is refused or cut during the handshake.
@@ -191,7 +203,7 @@ def test_repeats_without_trusted_receipts(
         for brancher in branchers:
             insist(lambda who=brancher: resolve(who))  # type: ignore[misc]
         for queue, ledger in ledgers.items():
-            drain(url, queue, ledger)
+            drain(url, queue, ledger, own_rabbitmq)
     raw = Counter(body for body, *_ in own_rabbitmq.take_all(RAW))
     print(f"{published.figures()}, {kills} kills")
     figures(messages=len(raw), kills=kills, copies_in_a_queue=raw.total() - len(raw))
