@@ -317,7 +317,12 @@ def _cursor_of(cursor: str | None) -> Cursor | None:
         raise Problem(HTTPStatus.BAD_REQUEST, str(error)) from None
 
 
-def _asked(rm: str, query: forms.XidQuery, events: tuple[JournalEvent, ...] = ()) -> JournalFilter:
+def journal_filter(rm: str, query: forms.XidQuery, events: tuple[JournalEvent, ...] = ()) -> JournalFilter:
+    """The filter for the log of *rm*.
+
+    Raises:
+        Problem: 400, the xid or the gtrid is malformed.
+    """
     return JournalFilter(
         rm=rm,
         xid=None if query.xid is None else xid_of(query.xid),
@@ -351,7 +356,7 @@ async def show_journal(
 ) -> forms.JournalPage:
     """List journal lines, for example of one xid. The oldest line comes first by default."""
     who.require(OperatorRole.VIEWER)
-    asked = _asked(context.rm, query, tuple(query.event))
+    asked = journal_filter(context.rm, query, tuple(query.event))
     return await journal_page(context, asked, cursor=query.cursor, limit=query.limit, latest_first=query.latest_first)
 
 
@@ -361,7 +366,7 @@ async def show_transaction(
 ) -> forms.JournalPage:
     """List journal lines of all branches of one global transaction; *gtrid* is hexadecimal."""
     who.require(OperatorRole.VIEWER)
-    asked = _asked(context.rm, forms.XidQuery(gtrid=gtrid, **query.model_dump()))
+    asked = journal_filter(context.rm, forms.XidQuery(gtrid=gtrid, **query.model_dump()))
     return await journal_page(context, asked, cursor=query.cursor, limit=query.limit, latest_first=False)
 
 
@@ -374,7 +379,7 @@ async def list_outcomes(
     strange = set(query.event) - set(pages.OUTCOMES)
     if strange:
         raise Problem(HTTPStatus.BAD_REQUEST, f"{min(strange)} is no outcome: use /dtx/v1/journal")
-    asked = _asked(context.rm, query, tuple(query.event) or pages.OUTCOMES)
+    asked = journal_filter(context.rm, query, tuple(query.event) or pages.OUTCOMES)
     return await journal_page(context, asked, cursor=query.cursor, limit=query.limit, latest_first=True)
 
 
@@ -382,7 +387,7 @@ async def list_outcomes(
 async def list_archive(who: Asker, context: Context, query: Annotated[forms.XidQuery, Query()]) -> forms.ArchivePage:
     """List undelivered messages of forgotten branches, latest first."""
     who.require(OperatorRole.VIEWER)
-    asked, after, limit = _asked(context.rm, query), _cursor_of(query.cursor), query.limit
+    asked, after, limit = journal_filter(context.rm, query), _cursor_of(query.cursor), query.limit
     found = await context.read(lambda log: pages.archive_page(log, asked, after=after, limit=limit + 1))
     shown, last = page_of(found, limit)
     return forms.ArchivePage(

@@ -19,6 +19,7 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
+    ColumnElement,
     Connection,
     Identity,
     Index,
@@ -245,14 +246,10 @@ class OperatorLog:
             limit: greatest number of lines.
         """
         columns = [audit.c[name] for name in AuditLine.__slots__]
-        statement = select(*columns).where(audit.c.rm == self._rm).order_by(audit.c.id.desc()).limit(limit)
+        statement = select(*columns).where(*self._matching(actor, action, subject))
+        statement = statement.order_by(audit.c.id.desc()).limit(limit)
         if before is not None:
             statement = statement.where(audit.c.id < before)
-        for column, value in ((audit.c.actor, actor), (audit.c.action, action)):
-            if value is not None:
-                statement = statement.where(column == _storable(value))
-        if subject is not None:
-            statement = statement.where(func.strpos(audit.c.subject, _storable(subject)) > 0)
         if since is not None:
             statement = statement.where(audit.c.at >= datetime.fromtimestamp(since, UTC))
         if until is not None:
@@ -260,6 +257,21 @@ class OperatorLog:
         with self._transaction() as connection:
             rows = connection.execute(statement).all()
         return [AuditLine(**dict(zip(AuditLine.__slots__, row, strict=True))) for row in rows]
+
+    def audit_count(self, most: int, actor: str | None, action: str | None, subject: str | None) -> int:
+        """The number of lines that match, but at most *most*; the other arguments as in :meth:`audit_lines`."""
+        lines = select(audit.c.id).where(*self._matching(actor, action, subject)).limit(most).subquery()
+        with self._transaction() as connection:
+            return int(connection.execute(select(func.count()).select_from(lines)).scalar_one())
+
+    def _matching(self, actor: str | None, action: str | None, subject: str | None) -> list[ColumnElement[bool]]:
+        found: list[ColumnElement[bool]] = [audit.c.rm == self._rm]
+        for column, value in ((audit.c.actor, actor), (audit.c.action, action)):
+            if value is not None:
+                found.append(column == _storable(value))
+        if subject is not None:
+            found.append(func.strpos(audit.c.subject, _storable(subject)) > 0)
+        return found
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:

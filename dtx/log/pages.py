@@ -19,6 +19,7 @@ from sqlalchemy import (
     Select,
     Table,
     and_,
+    any_,
     case,
     distinct,
     exists,
@@ -58,6 +59,8 @@ from dtx.log.records import (
 from dtx.log.tables import archive, branch, duplicate, journal, message, queue, reconciliation, replay, verdict, work
 from dtx.xa.xid import Xid
 
+MOST_COUNTED: Final = 10_000
+"""Rows that are counted for the total of a list: more would cost seconds, and a person reads only the first pages."""
 OUTCOMES: Final = tuple(sorted(ENDINGS))
 """Events of the journal that end a branch: together they form the outcome memory."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -502,6 +505,16 @@ class JournalRow:
     cursor: Cursor
 
 
+def _counted(log: LogReader, statement: Select[Any]) -> int:
+    """The number of rows of *statement*, up to one more than ``MOST_COUNTED``."""
+    return int(log.rows(select(func.count()).select_from(statement.limit(MOST_COUNTED + 1).subquery()))[0][0])
+
+
+def branch_count(log: LogReader, wanted: BranchFilter) -> int:
+    """The number of branches in doubt, up to one more than ``MOST_COUNTED``."""
+    return _counted(log, select(branch.c.id).where(*_conditions(wanted)))
+
+
 def journal_page(
     log: LogReader,
     asked: JournalFilter,
@@ -520,18 +533,26 @@ def journal_page(
         limit: maximum number; ``None`` for all.
     """
     statement = _behind(
-        select(journal.c.id, journal.c.rm, *JOURNAL_COLUMNS).where(*_past(journal, asked)),
+        select(journal.c.id, journal.c.rm, *JOURNAL_COLUMNS).where(*_in_journal(asked)),
         (journal.c.at, journal.c.id),
         after,
         latest_first=latest_first,
     ).limit(limit)
-    if asked.events:
-        statement = statement.where(journal.c.event.in_([str(event) for event in asked.events]))
     found = []
     for row in log.rows(statement):
         entry = journal_entry(row[2:])
         found.append(JournalRow(rm=row[1], entry=entry, cursor=_past_cursor(entry.at, row[0])))
     return found
+
+
+def journal_count(log: LogReader, asked: JournalFilter) -> int:
+    """The number of journal entries, up to one more than ``MOST_COUNTED``."""
+    return _counted(log, select(journal.c.id).where(*_in_journal(asked)))
+
+
+def _in_journal(asked: JournalFilter) -> list[ColumnElement[bool]]:
+    events = [journal.c.event.in_([str(event) for event in asked.events])] if asked.events else []
+    return [*_past(journal, asked), *events]
 
 
 def history(
@@ -600,6 +621,11 @@ def archive_page(
         cursor = _past_cursor(message.at, message.branch_id, message.position)
         found.append(ArchivedRow(cursor=cursor, message=message, bytes=row[-1]))
     return found
+
+
+def archive_count(log: LogReader, asked: JournalFilter) -> int:
+    """The number of messages of the archive, up to one more than ``MOST_COUNTED``."""
+    return _counted(log, select(archive.c.position).where(*_past(archive, asked)))
 
 
 def message_of_archive(log: LogReader, rm: str, branch_id: UUID, position: int) -> ArchivedMessage | None:
@@ -762,6 +788,26 @@ class VerdictRow:
         return Cursor(VERDICT_CURSORS, (_micros(self.last_at), self.gtrid, self.format_id))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictFilter:
+    """A selection of verdicts; ``None`` does not restrict it.
+
+    Args:
+        word: only this verdict.
+        gtrid: only this transaction.
+        rm: only transactions with a branch in this resource manager.
+        owner: only transactions with a branch of this user.
+    """
+
+    word: str | None = None
+    gtrid: bytes | None = None
+    rm: str | None = None
+    owner: str | None = None
+
+
+_ANY_VERDICT: Final = VerdictFilter()
+
+
 def last_reconciliation(log: LogReader) -> ReconciliationRun | None:
     """The run that was published last; ``None`` where there was none."""
     statement = select(reconciliation).order_by(reconciliation.c.published_at.desc(), reconciliation.c.number.desc())
@@ -783,37 +829,20 @@ def last_reconciliation(log: LogReader) -> ReconciliationRun | None:
 
 
 def verdict_page(
-    log: LogReader,
-    *,
-    word: str | None = None,
-    gtrid: bytes | None = None,
-    rm: str | None = None,
-    owner: str | None = None,
-    after: Cursor | None = None,
-    limit: int = 50,
+    log: LogReader, asked: VerdictFilter = _ANY_VERDICT, *, after: Cursor | None = None, limit: int = 50
 ) -> list[VerdictRow]:
     """The next page of verdicts.
 
     Args:
         log: the reader.
-        word: only this verdict.
-        gtrid: only this transaction.
-        rm: only transactions with a branch in this resource manager.
-        owner: only transactions with a branch of this user.
+        asked: the selection.
         after: the end of the previous page.
         limit: maximum number.
     """
     columns = verdict.c
     format_id = func.coalesce(columns.format_id, _NO_FORMAT)
     statement = select(verdict).order_by(columns.last_at.desc(), columns.gtrid, format_id).limit(limit)
-    if word is not None:
-        statement = statement.where(columns.verdict == word)
-    if gtrid is not None:
-        statement = statement.where(columns.gtrid == gtrid)
-    if rm is not None:
-        statement = statement.where(columns.rms.any(rm))
-    if owner is not None:
-        statement = statement.where(columns.owners.any(owner))
+    statement = statement.where(*_verdicts(asked))
     if after is not None:
         last_at, key, number = _moment(after.values[0]), *after.values[1:]
         same = and_(
@@ -822,6 +851,22 @@ def verdict_page(
         behind = and_(columns.last_at == last_at, columns.gtrid > key)
         statement = statement.where(or_(columns.last_at < last_at, behind, same))
     return [_verdict(row) for row in log.rows(statement)]
+
+
+def verdict_count(log: LogReader, asked: VerdictFilter) -> int:
+    """The number of verdicts, up to one more than ``MOST_COUNTED``."""
+    return _counted(log, select(verdict.c.gtrid).where(*_verdicts(asked)))
+
+
+def _verdicts(asked: VerdictFilter) -> list[ColumnElement[bool]]:
+    columns = verdict.c
+    pairs = (
+        (asked.word, columns.verdict == asked.word),
+        (asked.gtrid, columns.gtrid == asked.gtrid),
+        (asked.rm, literal(asked.rm) == any_(columns.rms)),
+        (asked.owner, literal(asked.owner) == any_(columns.owners)),
+    )
+    return [condition for value, condition in pairs if value is not None]
 
 
 def _verdict(row: Any) -> VerdictRow:

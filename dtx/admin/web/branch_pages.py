@@ -19,11 +19,11 @@ from dtx.admin.forms import BulkForm, JournalQuery, PastQuery
 from dtx.admin.message_properties import decode_properties
 from dtx.admin.problems import Problem, as_problem
 from dtx.admin.safe_text import preview
-from dtx.admin.web.page_request import Fields, Visit, Visitor, build, read_form
+from dtx.admin.web.page_request import Fields, Visit, Visitor, build, read_form, reads, total
 from dtx.admin.web.rendering import HEADERS, address, redirect_to
 from dtx.auth.roles import OperatorRole
 from dtx.config.values import parse_duration
-from dtx.log.pages import Sort
+from dtx.log.pages import Sort, branch_count
 from dtx.log.records import JournalEvent, LogState
 from dtx.xa.answers import answers
 from dtx.xa.codes import Heuristic, XaError
@@ -129,6 +129,7 @@ def _search_values(words: str) -> dict[str, Any]:
 
 
 @router.get("/branches")
+@reads(*NAMES, "sort", "descending", "cursor")
 async def show_branches(request: Request, visit: Visitor) -> Response:
     """The list of branches that have voted and are not completed."""
     given = request.query_params
@@ -138,6 +139,7 @@ async def show_branches(request: Request, visit: Visitor) -> Response:
     problem: Problem | None = None
     branches: list[Any] = []
     cursor: str | None = None
+    count = 0
     try:
         query = build(
             routes_read.BranchQuery,
@@ -151,6 +153,8 @@ async def show_branches(request: Request, visit: Visitor) -> Response:
         )
         found = await routes_read.list_branches(visit.who, visit.context, query)
         branches, cursor = list(found.branches), found.cursor
+        wanted = routes_read.wanted_of(query, visit.context.rm)
+        count = await total(visit, branches, query.cursor, cursor, lambda log: branch_count(log, wanted))
     except Problem as error:
         problem = error
     return visit.show(
@@ -159,6 +163,7 @@ async def show_branches(request: Request, visit: Visitor) -> Response:
         fields=fields,
         problem=None if problem is None else problem.detail,
         branches=branches,
+        total=count,
         states=STATES,
         sort=str(by),
         descending=descending,
@@ -179,6 +184,7 @@ def _ordered(fields: dict[str, list[str]], by: Sort, now: str, descending: bool)
 
 
 @router.get("/bulk")
+@reads(*NAMES)
 async def ask_about_many(request: Request, visit: Visitor) -> Response:
     """The form of an order about all branches of a search."""
     visit.who.require(OperatorRole.COORDINATOR)

@@ -7,11 +7,13 @@ sessions at once.
 """
 
 import hashlib
+import inspect
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from http import HTTPStatus
 from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote
@@ -26,6 +28,7 @@ from dtx.admin.identity import ApiCredentials, Identity
 from dtx.admin.problems import Problem, as_problem
 from dtx.admin.web.live_updates import LiveUpdates
 from dtx.admin.web.rendering import PAGES, address, redirect_to, render
+from dtx.log.reader import LogReader
 
 COOKIE: Final = "dtx_session"
 PART: Final = "x-dtx-part"
@@ -35,6 +38,8 @@ LIVE: Final = "live"
 MARK: Final = "mark"
 """Field of every form with the secret against forms of other sites."""
 _MOST_FIELDS: Final = 2_000
+_KEYS: Final = "query_keys"
+"""Attribute of the functions of pages, see :func:`reads`."""
 IDLE_SECONDS: Final = 3600.0
 """A session ends after this time without a request; live updates do not count."""
 LONGEST_SECONDS: Final = 12 * 3600.0
@@ -44,6 +49,7 @@ MOST_DRY_RUNS: Final = 20
 MOST_SESSIONS: Final = 1000
 """Simultaneous sessions, about 1 KiB each; beyond it the least recently used one ends."""
 _Model = TypeVar("_Model", bound=BaseModel)
+_Page = TypeVar("_Page", bound=Callable[..., object])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -167,6 +173,13 @@ class Visit:
         return render(template, {**frame(self), **context}, code)
 
 
+async def total(
+    visit: Visit, shown: Sequence[object], cursor: object, following: object, count: Callable[[LogReader], int]
+) -> int:
+    """The number of rows of a list. They are counted only if the list has more than the page that is shown."""
+    return await visit.context.read(count) if cursor or following else len(shown)
+
+
 def frame(visit: Visit | None) -> dict[str, Any]:
     """The values that the frame of every page needs."""
     if visit is None:
@@ -222,6 +235,38 @@ async def _visitor(request: Request) -> Visit:
 
 
 Visitor = Annotated[Visit, Depends(_visitor)]
+
+
+def reads(*names: str) -> Callable[[_Page], _Page]:
+    """Name the keys of the query that a page reads from the request, as well as those in its signature."""
+
+    def mark(page: _Page) -> _Page:
+        setattr(page, _KEYS, names)
+        return page
+
+    return mark
+
+
+@cache
+def _known_keys(page: Callable[..., object]) -> frozenset[str]:
+    """The keys that a page may have in its query."""
+    found: set[str] = set(getattr(page, _KEYS, ()))
+    for name, parameter in inspect.signature(page).parameters.items():
+        if name not in ("request", "visit"):
+            of_type = getattr(parameter.annotation, "__metadata__", ())
+            found.add(next((each.alias for each in of_type if getattr(each, "alias", None)), name))
+    return frozenset(found)
+
+
+async def require_known_keys(request: Request) -> None:
+    """Check the keys of the query: with a key that is ignored, a page would show more than the user asked for.
+
+    Raises:
+        Problem: 422, the page has no such key.
+    """
+    for name in request.query_params:
+        if name not in _known_keys(request.scope["endpoint"]):
+            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"this page has no query key {name[:100]!r}")
 
 
 class Fields:

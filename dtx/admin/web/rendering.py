@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from dtx.admin.safe_text import human_duration, human_size, safe
 from dtx.auth.roles import TAGS, OperatorRole
+from dtx.log.pages import MOST_COUNTED
 from dtx.xa.xid import Xid
 
 PAGES: Final = "/console"
@@ -115,6 +116,7 @@ def _environment() -> Environment:
         address=address,
         static=lambda name: f"{PAGES}/static/{name}?v={static_version(name)}",
         OperatorRole=OperatorRole,
+        MOST_COUNTED=MOST_COUNTED,
         TAGS=TAGS,
     )
     return found

@@ -6,12 +6,13 @@
 - Outcomes, archive and audit log.
 """
 
+import asyncio
 from base64 import b64decode
 from http import HTTPStatus
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -29,14 +30,17 @@ from dtx.admin.web.page_request import (
     Visitor,
     build,
     read_form,
+    reads,
+    require_known_keys,
     show_error,
     to_sign_in,
+    total,
 )
 from dtx.admin.web.rendering import address, redirect_to
 from dtx.auth.roles import OperatorRole
 from dtx.log import pages
 from dtx.log.api import LogError
-from dtx.log.pages import OUTCOMES, VERDICT_CURSORS, Cursor
+from dtx.log.pages import OUTCOMES, VERDICT_CURSORS, Cursor, VerdictFilter
 from dtx.log.records import WITH_OUTCOME
 from dtx.xa.codes import XaError
 from dtx.xa.model import State
@@ -90,6 +94,7 @@ def _listed(page: str, given: dict[str, str], cursor: object, following: object)
 
 
 @router.get("/connections")
+@reads("user", "vhost")
 async def show_connections(request: Request, visit: Visitor, cursor: int = 0) -> Response:
     """Connections, branches that have not voted, and open recovery scans."""
     given: dict[str, Any] = _given(request, "user", "vhost")
@@ -138,6 +143,7 @@ async def close_connection(request: Request, visit: Visitor) -> Response:
 
 
 @router.get("/reconciliation")
+@reads("verdict", "gtrid", "rm", "owner", "cursor")
 async def show_reconciliation(request: Request, visit: Visitor) -> Response:
     """The totals, and the transactions that need attention."""
     visit.who.require(OperatorRole.VIEWER)
@@ -146,22 +152,14 @@ async def show_reconciliation(request: Request, visit: Visitor) -> Response:
     gtrid = _gtrid(given["gtrid"]) if "gtrid" in given else None
     after = _cursor(cursor) if cursor else None
     run = await visit.context.read(pages.last_reconciliation)
-    found = await visit.context.read(
-        lambda log: pages.verdict_page(
-            log,
-            word=given.get("verdict"),
-            gtrid=gtrid,
-            rm=given.get("rm"),
-            owner=given.get("owner"),
-            after=after,
-            limit=_PAGE + 1,
-        )
-    )
+    asked = VerdictFilter(word=given.get("verdict"), gtrid=gtrid, rm=given.get("rm"), owner=given.get("owner"))
+    found = await visit.context.read(lambda log: pages.verdict_page(log, asked, after=after, limit=_PAGE + 1))
     shown, last = page_of(found, _PAGE)
     return visit.show(
         "reconciliation.html",
         run=run,
         found=shown,
+        total=await total(visit, shown, cursor, last, lambda log: pages.verdict_count(log, asked)),
         **_listed("reconciliation", given, cursor, None if last is None else str(last.cursor)),
     )
 
@@ -182,6 +180,7 @@ def _cursor(text: str) -> Cursor:
 
 
 @router.get("/outcomes")
+@reads("xid", "owner", "vhost", "event", "cursor")
 async def show_outcomes(request: Request, visit: Visitor) -> Response:
     """Outcomes of branches, and heuristic outcomes that are not forgotten yet."""
     given = _given(request, "xid", "owner", "vhost", "event")
@@ -195,30 +194,36 @@ async def show_outcomes(request: Request, visit: Visitor) -> Response:
         },
     )
     ended = await routes_read.list_outcomes(visit.who, visit.context, query)
+    asked = routes_read.journal_filter(visit.context.rm, query, tuple(query.event) or OUTCOMES)
     wanted = routes_read.BranchQuery(state=sorted(str(state) for state in WITH_OUTCOME), limit=_PAGE)
     kept = await routes_read.list_branches(visit.who, visit.context, wanted)
+    all_kept = wanted.wanted(visit.context.rm)
     return visit.show(
         "outcomes.html",
         events=OUTCOMES,
         kept=kept.branches,
         all_kept=address("branches", state=wanted.state) if kept.cursor else None,
         lines=ended.lines,
+        total=await total(visit, ended.lines, query.cursor, ended.cursor, lambda log: pages.journal_count(log, asked)),
+        total_kept=await total(visit, kept.branches, None, kept.cursor, lambda log: pages.branch_count(log, all_kept)),
         **_listed("outcomes", given, query.cursor, ended.cursor),
         live="branches",
     )
 
 
 @router.get("/archive")
+@reads("xid", "owner", "vhost", "cursor")
 async def show_archive(request: Request, visit: Visitor) -> Response:
     """Undelivered messages of forgotten branches."""
     given = _given(request, "xid", "owner", "vhost")
     cursor = request.query_params.get("cursor") or None
-    found = await routes_read.list_archive(
-        visit.who, visit.context, build(XidQuery, {**given, "cursor": cursor, "limit": _PAGE})
-    )
+    query = build(XidQuery, {**given, "cursor": cursor, "limit": _PAGE})
+    found = await routes_read.list_archive(visit.who, visit.context, query)
+    asked = routes_read.journal_filter(visit.context.rm, query)
     return visit.show(
         "archive.html",
         messages=found.messages,
+        total=await total(visit, found.messages, cursor, found.cursor, lambda log: pages.archive_count(log, asked)),
         **_listed("archive", given, cursor, found.cursor),
     )
 
@@ -246,14 +251,20 @@ async def download_archived(visit: Visitor, branch: UUID, position: int) -> Resp
 
 
 @router.get("/audit")
+@reads("actor", "action", "subject")
 async def show_audit(request: Request, visit: Visitor, cursor: Annotated[str, Query(max_length=20)] = "") -> Response:
     """The audit log."""
     given = _given(request, "actor", "action", "subject")
     query = build(AuditQuery, {**given, "cursor": cursor or None, "limit": _PAGE})
     found = await routes_read.show_audit(visit.who, visit.context, query)
+    count = len(found.lines)
+    if cursor or found.cursor:
+        asked = (pages.MOST_COUNTED + 1, query.actor, query.action, query.subject)
+        count = await asyncio.to_thread(visit.context.operator_log.audit_count, *asked)
     return visit.show(
         "audit.html",
         lines=found.lines,
+        total=count,
         **_listed("audit", given, cursor, found.cursor),
         live="audit",
     )
@@ -271,7 +282,7 @@ def website(context: ApiContext, pulse: LiveUpdates) -> FastAPI:
     app.state.pulse = pulse
     app.state.sessions = Sessions()
     for routes in (login.router, branch_pages.router, router):
-        app.include_router(routes, include_in_schema=False)
+        app.include_router(routes, include_in_schema=False, dependencies=[Depends(require_known_keys)])
 
     async def redirect_to_sign_in(request: Request, _: Exception) -> Response:
         return to_sign_in(request)

@@ -117,6 +117,15 @@ def test_every_page_needs_a_login(site: StandaloneStage, page: str) -> None:
         assert (answer.status, answer.headers["location"].partition("?")[0]) == (303, "/console/sign-in")
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_every_page_refuses_unknown_query_keys(site: StandaloneStage, page: str) -> None:
+    """Issue 25: "unknown query keys are refused"."""
+    cookie = sign_in(site.service.admin_url, "guest", "guest")
+    for key in ("usr", "visit"):
+        answer = ask(site.service.admin_url, f"/console/{page}{'&' if '?' in page else '?'}{key}=x", Cookie=cookie)
+        assert (answer.status, f"no query key &#39;{key}&#39;" in answer.text) == (422, True)
+
+
 def test_an_order_without_its_dry_run_is_refused(site: StandaloneStage) -> None:
     """The server checks that there was a dry run, as a client can send any form."""
     url = site.service.admin_url

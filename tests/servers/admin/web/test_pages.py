@@ -85,10 +85,12 @@ def test_pages_of_branches_follow_each_other(tour: Tour, site: StandaloneStage) 
             xa.prepare(xid)
     carla = tour.visitor("carla", "branches?q=page-*&sort=owner")
     seen = rows(carla)
+    expect(carla.page.locator("caption")).to_have_text("120 branches, 50 on this page")
     while carla.page.get_by_role("link", name="Next page").count():
         carla.follow("Next page")
         seen += rows(carla)
     assert (len(seen), set(seen)) == (120, made)
+    expect(carla.page.locator("caption")).to_have_text("120 branches, 20 on this page")
     carla.follow("First page")
     assert rows(carla) == seen[:50]
     carla.follow("Decide about all matching branches")
