@@ -4,7 +4,7 @@ tokens for the operators' API.
 
 import sys
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Final
@@ -18,7 +18,7 @@ from dtx.cli.access import HOW, ApiAccess, reach, with_access
 from dtx.cli.api_client import Api
 from dtx.cli.errors import CommandError, Exit
 from dtx.cli.options import ADMIN_SETTINGS, DATABASE_SETTINGS, SettingsCommand, duration, with_options, with_settings
-from dtx.cli.output import show_list, show_table
+from dtx.cli.output import Column, Listing, Row, table_lines, with_listing
 from dtx.config import Settings
 
 _MAX_LINE: Final = 64 * 1024
@@ -176,22 +176,21 @@ def _changing(
 
 
 def _listing(
-    group: click.Group, path: str, empty: str
-) -> Callable[[Callable[[list[dict[str, Any]]], None]], click.Command]:
-    """Make the command ``list`` of *group* from a function that prints the list at *path* of the API for people."""
+    group: click.Group,
+    path: str,
+    about: str,
+    columns: Sequence[Column],
+    empty: str,
+    table: Callable[[Iterable[Row]], Iterable[str]] | None = None,
+) -> None:
+    """Make the command ``list`` of *group* for the list at *path* of the API; see :meth:`Listing.show`."""
 
-    def decorate(show: Callable[[list[dict[str, Any]]], None]) -> click.Command:
-        @wraps(show)
-        def run(settings: Settings, as_json: bool, access: ApiAccess) -> int:
-            with _reached(settings, access, change=False) as api:
-                found = api.get(path)
-            show_list(found, show, empty, as_json=as_json)
-            return Exit.OK
+    def run(settings: Settings, listing: Listing, access: ApiAccess) -> int:
+        with _reached(settings, access, change=False) as api:
+            listing.show(lambda: api.get(path), columns, empty, table=table)
+        return Exit.OK
 
-        as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
-        return group.command("list", cls=SettingsCommand)(with_options(_api, as_json)(run))
-
-    return decorate
+    group.command("list", cls=SettingsCommand, help=about)(with_options(_api, with_listing)(run))
 
 
 @click.group(cls=_Subcommands, epilog=_USER_EPILOG)
@@ -218,9 +217,7 @@ def add_user(change: Any, name: str, password_stdin: bool, tags: tuple[str, ...]
     click.echo(f"user {safe(name)} is created; 'dtx user grant' gives it permissions in a virtual host")
 
 
-@_listing(user, "/dtx/v1/users", "there is no user yet; the first start of dtx without a broker creates guest")
-def list_users(users: list[dict[str, Any]]) -> None:
-    """List users with their permissions in each virtual host."""
+def _user_lines(users: Iterable[Row]) -> Iterator[str]:
     rows: list[tuple[str, ...]] = []
     topics: list[tuple[str, ...]] = []
     for found in users:
@@ -233,10 +230,21 @@ def list_users(users: list[dict[str, Any]]) -> None:
         for each in found["topic_permissions"]:
             patterns = (_quoted(each[word]) for word in _WORDS[1:])
             topics.append((found["name"], each["vhost"], each["exchange"], *patterns))
-    show_table(("user", "tags", "vhost", *_WORDS), ([*map(safe, row)] for row in rows))
+    yield from table_lines(("user", "tags", "vhost", *_WORDS), ([*map(safe, row)] for row in rows))
     if topics:
-        click.echo()
-        show_table(("user", "vhost", "topic exchange", *_WORDS[1:]), ([*map(safe, row)] for row in topics))
+        yield ""
+        columns = ("user", "vhost", "topic exchange", *_WORDS[1:])
+        yield from table_lines(columns, ([*map(safe, row)] for row in topics))
+
+
+_listing(
+    user,
+    "/dtx/v1/users",
+    "List users with their permissions in each virtual host.",
+    (Column("user", "name"), Column("tags")),
+    "there is no user yet; the first start of dtx without a broker creates guest",
+    _user_lines,
+)
 
 
 @_changing(user, "passwd", _name, _password_stdin)
@@ -367,11 +375,14 @@ def add_vhost(change: Any, name: str) -> None:
     click.echo(f"virtual host {safe(name)} is created; 'dtx user grant' gives users permissions in it")
 
 
-@_listing(vhost, "/dtx/v1/vhosts", "there is no virtual host yet; the first start of dtx without a broker creates /")
-def list_vhosts(found: list[dict[str, Any]]) -> None:
-    """List virtual hosts."""
-    for each in found:
-        click.echo(safe(each["name"]))
+_listing(
+    vhost,
+    "/dtx/v1/vhosts",
+    "List virtual hosts.",
+    (Column("name"),),
+    "there is no virtual host yet; the first start of dtx without a broker creates /",
+    lambda found: (safe(each["name"]) for each in found),
+)
 
 
 @_changing(vhost, "rm", _name)
@@ -404,12 +415,19 @@ def add_token(change: Any, name: str, role: str, expires: float | None) -> None:
     click.echo(change("/dtx/v1/tokens", name=name, role=role, seconds=expires)["secret"])
 
 
-@_listing(token, "/dtx/v1/tokens", "there is no token")
-def list_tokens(found: list[dict[str, Any]]) -> None:
-    """List tokens without their secrets."""
-    columns = ("name", "role", "made_by", "made_at", "expires_at")
-    rows = ([safe(each[name] or "never") for name in columns] for each in found)
-    show_table(("token", "role", "made by", "made", "expires"), rows)
+_listing(
+    token,
+    "/dtx/v1/tokens",
+    "List tokens without their secrets.",
+    (
+        Column("token", "name"),
+        Column("role"),
+        Column("made by"),
+        Column("made", "made_at"),
+        Column("expires", "expires_at", lambda each: safe(each["expires_at"] or "never")),
+    ),
+    "there is no token",
+)
 
 
 @token.command("remove", cls=SettingsCommand)

@@ -1,7 +1,7 @@
 """``dtx audit``: the audit log, which has the actions of operators and their reasons."""
 
 from itertools import islice
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -9,10 +9,30 @@ from dtx.admin.safe_text import safe
 from dtx.cli.access import HOW, ApiAccess, reach, with_access
 from dtx.cli.errors import Exit
 from dtx.cli.options import DATABASE_SETTINGS, SettingsCommand, with_settings
-from dtx.cli.output import show_list, show_table
+from dtx.cli.output import Column, Listing, Row, with_listing
 from dtx.config import Settings
 
+if TYPE_CHECKING:
+    from rich.text import Text
+
 _PAGE: Final = 1000
+
+
+def _result(line: Row) -> "str | Text":
+    from rich.text import Text
+
+    return Text("not known", style="yellow") if line["result"] is None else safe(line["result"])
+
+
+_COLUMNS: Final = (
+    Column("time", "at"),
+    Column("user", "actor", lambda line: safe(f"{line['actor']} ({line['role']})")),
+    Column("from", "address"),
+    Column("action"),
+    Column("subject"),
+    Column("reason"),
+    Column("result", cell=_result),
+)
 
 _EPILOG: Final = (
     """\b
@@ -40,7 +60,7 @@ off; the journal ('dtx show XID') shows whether the action took place. An API re
 @click.option("--action", metavar="ACTION", help="Only this action: rollback, bulk-rollback, view, sign-in ...")
 @click.option("--subject", metavar="TEXT", help="Only actions on this, for example an xid.")
 @click.option("--about", metavar="TEXT", hidden=True, help="Deprecated: the former name of --subject.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
+@with_listing
 @with_access
 def audit(
     settings: Settings,
@@ -49,30 +69,17 @@ def audit(
     action: str | None,
     subject: str | None,
     about: str | None,
-    as_json: bool,
+    listing: Listing,
     access: ApiAccess,
 ) -> int:
     """List the actions of operators and their reasons, the latest first."""
     wanted = {"actor": actor, "action": action, "subject": about if subject is None else subject}
     with reach(settings, access, orders=False) as api:
-        lines = list(islice(api.pages("/dtx/v1/audit", "lines", limit=min(limit, _PAGE), **wanted), limit))
-    filtered = any(value is not None for value in wanted.values())
-    empty = "no line matches the filter" if filtered else "the audit log is empty"
-    show_list(lines, _show, empty, as_json=as_json)
+        filtered = any(value is not None for value in wanted.values())
+        empty = "no line matches the filter" if filtered else "the audit log is empty"
+        listing.show(
+            lambda: islice(api.pages("/dtx/v1/audit", "lines", limit=min(limit, _PAGE), **wanted), limit),
+            _COLUMNS,
+            empty,
+        )
     return Exit.OK
-
-
-def _show(lines: list[dict[str, Any]]) -> None:
-    from rich.text import Text
-
-    unknown = Text("not known", style="yellow")
-    rows = (
-        [
-            line["at"],
-            safe(f"{line['actor']} ({line['role']})"),
-            *(safe(line[name]) for name in ("address", "action", "subject", "reason")),
-            unknown if line["result"] is None else safe(line["result"]),
-        ]
-        for line in lines
-    )
-    show_table(("time", "user", "from", "action", "subject", "reason", "result"), rows)

@@ -5,9 +5,9 @@ JSON has the exact values for programs; tables have the same values, escaped, fo
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 from uuid import UUID
 
@@ -21,7 +21,7 @@ from dtx.cli.access import HOW, ApiAccess, reach, with_access
 from dtx.cli.database import database_at_hand
 from dtx.cli.errors import CommandError, Exit
 from dtx.cli.options import ABOUT_FILTER, DATABASE_SETTINGS, SettingsCommand, with_filter, with_settings
-from dtx.cli.output import print_lines, show_table
+from dtx.cli.output import Column, Listing, Row, show_table, with_listing
 from dtx.config import Settings
 from dtx.log.pages import CopyCounts, InDoubt, JournalRow, copies_of, history, in_doubt, totals
 from dtx.log.reader import Detail, LoggedDecision, LogReader
@@ -33,6 +33,8 @@ _TABLE_LIMIT: Final = 1000
 """Branches in a table without --limit; JSON has all of them."""
 _PAGE: Final = 1000
 _NAMES_SHOWN: Final = 5
+_XID_SHOWN: Final = 30
+"""Characters of an xid in a table."""
 
 _LIST_EPILOG: Final = (
     """\b
@@ -40,13 +42,15 @@ Examples:
   dtx branches
   dtx branches --state prepared --older-than 10m
   dtx branches --gtrid 'order-*' --queue payments
+  dtx branches --sort -bytes --limit 20 --watch
   dtx branches --stuck --json | jq -r .xid
   DTX_TOKEN=... dtx branches --api https://dtx.example:15673
 
 """
     + ABOUT_FILTER
     + """
-An empty list is no error. Without --api the list is read from the database, whether a dtx serves or not.
+Tables cut long xids; --output wide shows them whole. An empty list is no error. Without --api the list is read from the
+database, whether a dtx serves or not.
 
 """
     + HOW
@@ -57,90 +61,103 @@ An empty list is no error. Without --api the list is read from the database, whe
 @with_settings(*DATABASE_SETTINGS)
 @with_access
 @with_filter
-@click.option("--limit", type=click.IntRange(min=1), metavar="NUMBER", help="At most this many, the oldest first.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
-def branches(settings: Settings, wanted: dict[str, Any], access: ApiAccess, limit: int | None, as_json: bool) -> int:
+@click.option("--limit", type=click.IntRange(min=1), metavar="NUMBER", help="At most this many, the first ones.")
+@with_listing
+def branches(settings: Settings, wanted: dict[str, Any], access: ApiAccess, limit: int | None, listing: Listing) -> int:
     """List the branches whose outcome is open, the oldest first."""
     if access.api is not None:
-        _list_from_api(settings, access, wanted, limit, as_json=as_json)
-    else:
-        _list_from_database(settings, wanted, limit, as_json=as_json)
+        with reach(settings, access, orders=False) as api:
+            _list(
+                listing,
+                lambda: map(listed_value, api.pages("/dtx/v1/branches", "branches", **wanted, limit=_PAGE)),
+                _counted,
+                limit,
+                filtered=bool(wanted),
+            )
+        return Exit.OK
+    mine = FilterForm.model_construct(**wanted).wanted(settings.rm)
+    with database_at_hand(settings) as url, LogReader(url) as log:
+        most = None if listing.sort else limit or (_TABLE_LIMIT if listing.for_people else None)
+        _list(
+            listing,
+            lambda: map(in_doubt_value, in_doubt(log, mine, limit=most)),
+            lambda _: [(str(total.state), total.branches, total.stuck) for total in totals(log, mine)],
+            limit,
+            filtered=bool(wanted),
+        )
     return Exit.OK
 
 
-def xid_text(xid: Xid) -> Text:
-    """The xid in the form that commands take, and its readable form if it has one."""
-    text = Text(str(xid))
+def xid_text(xid: Xid, *, whole: bool = True) -> Text:
+    """The xid in the form that commands take, and its readable form if it has one; long ones cut unless *whole*."""
+    text = Text(_cut(str(xid), whole=whole))
     if xid.readable is not None:
-        text.append(f" {xid.readable}", style="dim")
+        text.append(f" {_cut(xid.readable, whole=whole)}", style="dim")
     return text
 
 
-def _list_from_database(settings: Settings, wanted: dict[str, Any], limit: int | None, *, as_json: bool) -> None:
-    mine = FilterForm.model_construct(**wanted).wanted(settings.rm)
-    with database_at_hand(settings) as url, LogReader(url) as log:
-        if as_json:
-            print_lines(map(in_doubt_value, in_doubt(log, mine, limit=limit)))
-            return
-        found = [in_doubt_value(each) for each in in_doubt(log, mine, limit=limit or _TABLE_LIMIT)]
-        sums = totals(log, mine)
-        states = {str(total.state): total.branches for total in sums}
-        _show_branches(found, states, sum(total.stuck for total in sums), filtered=bool(wanted))
+def _cut(text: str, *, whole: bool) -> str:
+    """*text* without its middle: the end of an xid tells the branches of a transaction apart."""
+    half = _XID_SHOWN // 2
+    return text if whole or len(text) <= _XID_SHOWN else f"{text[:half]}…{text[-half + 1 :]}"
 
 
-def _list_from_api(
-    settings: Settings, access: ApiAccess, wanted: dict[str, Any], limit: int | None, *, as_json: bool
+def _list(
+    listing: Listing,
+    read: Callable[[], Iterable[Row]],
+    sums: Callable[[Iterable[Row]], Iterable[tuple[str, int, int]]],
+    limit: int | None,
+    *,
+    filtered: bool,
 ) -> None:
-    with reach(settings, access, orders=False) as api:
-        found = islice(map(listed_value, api.pages("/dtx/v1/branches", "branches", **wanted, limit=_PAGE)), limit)
-        if as_json:
-            print_lines(found)
-            return
-        shown: list[Mapping[str, Any]] = []
-        states: Counter[str] = Counter()
-        stuck = 0
-        for each in found:
-            if len(shown) < _TABLE_LIMIT:
-                shown.append(each)
-            states[each["state"]] += 1
-            stuck += each["stuck"] is not None
-        _show_branches(shown, dict(sorted(states.items())), stuck, filtered=bool(wanted))
+    columns = (Column("xid", cell=lambda row: xid_text(Xid.parse(row["xid"]), whole=listing.wide)), *_COLUMNS)
+
+    def lines(found: Iterable[Row]) -> Iterator[str]:
+        rest = iter(found)
+        shown = list(islice(rest, _TABLE_LIMIT))
+        yield from listing.table(columns, shown)
+        totals_of = list(sums(chain(shown, rest)))
+        count, stuck = sum(each[1] for each in totals_of), sum(each[2] for each in totals_of)
+        words = ", ".join(f"{number} {state}" for state, number, _ in totals_of)
+        more = f"; the first {len(shown)} are shown" if len(shown) < count else ""
+        yield f"{count} in doubt: {words}{f'; {stuck} stuck' if stuck else ''}{more}"
+
+    empty = "no branch in doubt matches the filter" if filtered else "no branch is in doubt"
+    listing.show(read, columns, empty, table=lines, limit=limit)
 
 
-def _show_branches(
-    found: Sequence[Mapping[str, Any]], states: Mapping[str, int], stuck: int, *, filtered: bool
-) -> None:
-    if not found:
-        click.echo("no branch in doubt matches the filter" if filtered else "no branch is in doubt")
-        return
-    columns = (
-        "xid", "vhost", "state", "owner", "age", "messages", "bytes", "queues", "destinations", "exchanges", "stuck",
-    )  # fmt: skip
-    rows = (
-        [
-            xid_text(Xid.parse(each["xid"])),
-            safe(each["vhost"]),
-            each["state"] if each["outcome"] is None else f"{each['state']} ({each['outcome']})",
-            safe(each["owner"]),
-            human_duration(max(each["age"], 0)),
-            str(each["messages"]),
-            human_size(each["bytes"]),
-            *(_names(each[name]) for name in ("queues", "destinations", "exchanges")),
-            Text(safe(each["stuck"] or ""), style="red"),
-        ]
-        for each in found
-    )
-    show_table(columns, rows, numbers=("age", "messages", "bytes"))
-    count = sum(states.values())
-    words = ", ".join(f"{number} {state}" for state, number in states.items())
-    shown = f"; the oldest {len(found)} are shown" if len(found) < count else ""
-    click.echo(f"{count} in doubt: {words}{f'; {stuck} stuck' if stuck else ''}{shown}")
+def _counted(rows: Iterable[Row]) -> list[tuple[str, int, int]]:
+    """States with the numbers of their branches and of those that are stuck."""
+    states: Counter[str] = Counter()
+    stuck: Counter[str] = Counter()
+    for row in rows:
+        states[row["state"]] += 1
+        stuck[row["state"]] += row["stuck"] is not None
+    return [(state, number, stuck[state]) for state, number in sorted(states.items())]
 
 
-def _names(names: list[str]) -> str:
-    shown = [safe(name) or "(default)" for name in islice(names, _NAMES_SHOWN)]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+def _names(field: str) -> Column:
+    def cell(row: Row) -> str:
+        shown = [safe(name) or "(default)" for name in islice(row[field], _NAMES_SHOWN)]
+        more = len(row[field]) - len(shown)
+        return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+    return Column(field, cell=cell)
+
+
+_COLUMNS: Final = (
+    Column("vhost"),
+    Column("state", cell=lambda row: f"{row['state']} ({row['outcome']})" if row["outcome"] else row["state"]),
+    Column("owner"),
+    Column("age", cell=lambda row: human_duration(max(row["age"], 0)), number=True),
+    Column("messages", number=True),
+    Column("bytes", cell=lambda row: human_size(row["bytes"]), number=True),
+    *map(_names, ("queues", "destinations", "exchanges")),
+    Column("started", "started_at", wide=True),
+    Column("prepared", "prepared_at", wide=True),
+    Column("stuck", cell=lambda row: Text(safe(row["stuck"] or ""), style="red")),
+)
+"""Those after the xid."""
 
 
 _SHOW_EPILOG: Final = """\b

@@ -1,6 +1,6 @@
 """``dtx duplicates``: second copies of messages that dtx did not deliver."""
 
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 import click
@@ -9,7 +9,7 @@ from dtx.admin.safe_text import safe
 from dtx.cli.access import HOW, ApiAccess, reach, with_access
 from dtx.cli.errors import Exit
 from dtx.cli.options import ADMIN_SETTINGS, DATABASE_SETTINGS, SettingsCommand, with_settings
-from dtx.cli.output import show_list, show_table
+from dtx.cli.output import Column, Listing, with_listing
 from dtx.config import Settings
 
 _EPILOG: Final = (
@@ -22,6 +22,12 @@ dtx keeps a copy for --duplicate-window. Its ID is the message's header x-dtx-pu
 
 """
     + HOW
+)
+
+_COLUMNS: Final = (
+    Column("time", "at"),
+    *map(Column, ("id", "vhost", "queue", "exchange", "routing key")),
+    Column("bytes", number=True),
 )
 
 
@@ -37,22 +43,19 @@ def duplicates() -> None:
 )
 @click.option("--vhost", metavar="VHOST", help="Only in this virtual host.")
 @click.option("--queue", metavar="QUEUE", help="Only of this queue.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
+@with_listing
 @with_access
 def list_duplicates(
-    settings: Settings, limit: int, vhost: str | None, queue: str | None, as_json: bool, access: ApiAccess
+    settings: Settings, limit: int, vhost: str | None, queue: str | None, listing: Listing, access: ApiAccess
 ) -> int:
     """List the copies, the latest first."""
     with reach(settings, access, orders=False) as api:
-        found = api.get("/dtx/v1/duplicates", limit=limit, vhost=vhost, queue=queue)
-    show_list(found, _show, "there is no such copy", as_json=as_json)
+        listing.show(
+            lambda: api.get("/dtx/v1/duplicates", limit=limit, vhost=vhost, queue=queue),
+            _COLUMNS,
+            "there is no such copy",
+        )
     return Exit.OK
-
-
-def _show(found: list[dict[str, Any]]) -> None:
-    names = ("at", "id", "vhost", "queue", "exchange", "routing_key", "bytes")
-    rows = ([safe(str(each[name])) for name in names] for each in found)
-    show_table(("time", "id", "vhost", "queue", "exchange", "routing key", "bytes"), rows)
 
 
 @duplicates.command("restore", cls=SettingsCommand)

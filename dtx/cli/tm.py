@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import tomllib
+from contextlib import closing
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import click
 from dtx.admin.safe_text import json_line, safe
 from dtx.cli.errors import CommandError, Exit
 from dtx.cli.options import duration, with_options
+from dtx.cli.output import Column, Listing, with_listing
 
 _KEYS: Final = frozenset({"node", "log", "format_id", "resources"})
 _LOGS: Final = ("sqlite://", "postgresql://", "postgres://")
@@ -134,54 +136,53 @@ def _round(manager: Any, *, as_json: bool, patient: bool) -> bool:
 
 @tm.command("list")
 @_with_manager
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
-def list_unfinished(*, as_json: bool, **given: Any) -> int:
+@with_listing
+def list_unfinished(*, listing: Listing, **given: Any) -> int:
     """List unfinished decisions to commit. Their branches are not all committed yet."""
-    manager = _manager(**given)
-    try:
-        rows = manager.log.unfinished(manager.node)
-    finally:
-        manager.close()
-    for row in rows:
-        fields = {
-            "gtrid": row.gtrid.decode("ascii", "replace"),
-            "decision": row.decision.value,
-            "at": row.at.isoformat(),
-            "resources": list(row.resources),
-            "recoveries": row.recoveries,
-        }
-        words = f"{fields['gtrid']}  {fields['decision']} at {fields['at']}  {', '.join(row.resources)}"
-        click.echo(json_line(fields) if as_json else safe(words))
-    if not rows and not as_json:
-        click.echo("every decision is finished")
+    columns = (*map(Column, ("gtrid", "decision", "at", "resources")), Column("recoveries", number=True))
+    with closing(_manager(**given)) as manager:
+        listing.show(
+            lambda: (
+                {
+                    "gtrid": row.gtrid.decode("ascii", "replace"),
+                    "decision": row.decision.value,
+                    "at": row.at.isoformat(),
+                    "resources": list(row.resources),
+                    "recoveries": row.recoveries,
+                }
+                for row in manager.log.unfinished(manager.node)
+            ),
+            columns,
+            "every decision is finished",
+        )
     return Exit.OK
 
 
 @tm.command()
 @_with_manager
 @click.option("--unforgotten", is_flag=True, help="Only outcomes that the resource has not forgotten.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
-def heuristics(*, unforgotten: bool, as_json: bool, **given: Any) -> int:
+@with_listing
+def heuristics(*, unforgotten: bool, listing: Listing, **given: Any) -> int:
     """List heuristic outcomes. Their branches were completed without the transaction manager."""
-    manager = _manager(**given)
-    try:
-        found = manager.log.heuristics(unforgotten=unforgotten)
-    finally:
-        manager.close()
-    for report, at, forgotten in found:
-        fields = {
-            "gtrid": report.gtrid.decode("ascii", "replace"),
-            "resource": report.resource,
-            "outcome": report.outcome.value,
-            "decision": report.decision,
-            "damaging": report.damaging,
-            "reason": report.reason,
-            "at": at.isoformat(),
-            "forgotten": _text(forgotten),
-        }
-        click.echo(json_line(fields) if as_json else safe(f"{fields['gtrid']}  {fields['at']}  {report}"))
-    if not found and not as_json:
-        click.echo("there is no heuristic outcome")
+    names = ("gtrid", "resource", "outcome", "decision", "damaging", "at", "forgotten", "reason")
+    with closing(_manager(**given)) as manager:
+        listing.show(
+            lambda: (
+                {
+                    "gtrid": report.gtrid.decode("ascii", "replace"),
+                    "resource": report.resource,
+                    "outcome": report.outcome.value,
+                    "decision": report.decision,
+                    "damaging": report.damaging,
+                    "reason": report.reason,
+                    "at": at.isoformat(),
+                    "forgotten": _text(forgotten),
+                }
+                for report, at, forgotten in manager.log.heuristics(unforgotten=unforgotten)
+            ),
+            [Column(name) for name in names],
+            "there is no heuristic outcome",
+        )
     return Exit.OK
 
 

@@ -193,6 +193,12 @@ def test_in_doubt_is_a_table_with_a_sum_below(three: Command) -> None:
     assert lines[-1] == "3 in doubt: 1 committing, 1 heuristic, 1 prepared; 1 stuck"
 
 
+def test_long_xids_are_whole_in_wide_tables_only(three: Command) -> None:
+    assert str(BINARY) not in three("branches").out
+    wide = three("branches", "--output", "wide", "--sort", "-xid").out
+    assert wide.index(str(BINARY)) < wide.index("1:6774:6231")
+
+
 @pytest.mark.parametrize(
     "words", [("in-doubt",), ("show", str(BINARY)), ("show", str(BINARY), "--json"), ("in-doubt", "--json")]
 )
@@ -222,7 +228,7 @@ def test_in_doubt_can_be_narrowed(three: Command, words: tuple[str, ...], expect
 
 
 def test_a_truncated_table_reports_it(three: Command) -> None:
-    assert three("in-doubt", "--limit", "2").out.endswith("; the oldest 2 are shown\n")
+    assert three("in-doubt", "--limit", "2").out.endswith("; the first 2 are shown\n")
 
 
 def test_an_empty_list_is_no_error(dtx: Command) -> None:
