@@ -15,7 +15,8 @@ from dtx.wire.amqp09.codec import Method
 from dtx.wire.amqp09.errors import WireError
 
 _REQUESTS: Final = {
-    row.KEY: row for row in (methods.BasicConsume, methods.BasicGet, methods.QueueDeclare, methods.QueueDelete)
+    row.KEY: row
+    for row in (methods.BasicConsume, methods.BasicCancel, methods.BasicGet, methods.QueueDeclare, methods.QueueDelete)
 }
 _MAX_FORMER: Final = 64
 """Cancelled consumers that one channel remembers; deliveries that the broker has already sent come soon."""
@@ -88,6 +89,8 @@ class ConsumedQueues:
                     self.consumers[method.consumer_tag] = consumed
                 else:
                     self.consuming.append(consumed)
+            case methods.BasicCancel(consumer_tag=tag, no_wait=True):
+                self._cancelled(tag)
             case methods.BasicGet():
                 consumed = self._consumed(method.queue, method.no_ack)
                 self.getting.append(consumed)
@@ -96,7 +99,7 @@ class ConsumedQueues:
             case methods.QueueDelete():
                 queue = method.queue or self._last
                 self._exclusive.discard(queue)
-                for each in self.consumers.values():
+                for each in (*self.consumers.values(), *self.consuming):
                     each.is_deleted |= each.queue == queue
             case _:
                 pass

@@ -104,14 +104,22 @@ async def publish_copies(upstream: Upstream, work: Iterable[WorkRow]) -> list[in
         The positions of those whose queue has confirmed the copy.
     """
     channel: OwnChannel | None = None
+    branch_id = uuid4()
+    rows: list[WorkRow] = []
+    frames: list[bytes] = []
     try:
         channel = await OwnChannel(upstream).open(methods.ConfirmSelect())
-        rows = list(work)
         frame_max = upstream.engine.agreed.frame_max
-        frames = list(messages.put_back_frames(channel.number, frame_max, uuid4(), rows))
+        for row in work:
+            try:
+                frames += messages.put_back_frames(channel.number, frame_max, branch_id, (row,))
+            except WireError as error:
+                _log.warning("a message cannot be published once more", reason=str(error))
+            else:
+                rows.append(row)
         without: set[int | None] = {rows[index].position for index in await channel.send_confirmed((frames, None))}
         without |= {messages.returned_position(each.properties, messages.PUT_BACK) for each in channel.returned}
-    except (UpstreamChannelClosed, UpstreamLost, WireError, XaError) as error:
+    except (UpstreamChannelClosed, UpstreamLost, XaError) as error:
         _log.warning("messages could not be published once more", reason=str(error))
         return []
     finally:

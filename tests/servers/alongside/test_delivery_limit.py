@@ -12,7 +12,12 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import NackError
 
 from dtx.client import XaFlag, XAResource
+from dtx.store.rabbitmq.commit_connection import CommitConnection, CommitSettings
+from dtx.store.rabbitmq.delivery_limit import publish_copies
+from dtx.store.rabbitmq.service import Broker
+from dtx.wire.amqp09 import properties
 from tests.conftest import ServiceFactory
+from tests.support.branches import a_consume, new_identity
 from tests.support.client import bodies, connected, new_xid
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
@@ -153,3 +158,20 @@ def test_a_copy_that_its_queue_refuses_returns_the_message(
     wait_until(lambda: rabbitmq.count(queue) >= 2, what="the message in its queue")
     assert bodies(rabbitmq, queue).count(b"one") == 1
     assert b"their queue refused the copies" in service.log_path.read_bytes()
+
+
+async def test_a_message_that_does_not_fit_hinders_no_other(rabbitmq: RabbitNode, make_queue: MakeQueue) -> None:
+    """Its headers are too large for a frame: the other messages are published."""
+    queue = make_queue().encode()
+    large = properties.set_header(bytes(2), b"large", bytes(200_000))
+    commits = CommitConnection(
+        Broker.from_url(rabbitmq.url()), "/", CommitSettings(identity=new_identity("copies"), replay="always")
+    )
+    try:
+        await commits.ready(60)
+        connection = commits._connection
+        assert connection is not None
+        rows = [a_consume(0, queue=queue, properties=large), a_consume(1, queue=queue)]
+        assert await publish_copies(connection, rows) == [1]
+    finally:
+        await commits.close()

@@ -128,3 +128,17 @@ def test_a_channel_remembers_only_its_64_last_cancelled_consumers(channel: Chann
     assert channel.of_consumer(b"0") is None
     known = [channel.of_consumer(b"%d" % number) for number in range(1, 65)]
     assert [each.queue if each else None for each in known] == [b"q%d" % number for number in range(1, 65)]
+
+
+def test_a_consumer_cancelled_without_an_answer_is_forgotten(channel: Channel) -> None:
+    channel.consume(b"q", b"tag")
+    channel.requested(methods.BasicCancel.KEY, methods.BasicCancel(b"tag", no_wait=True).encode())
+    assert not channel.consumers
+    assert channel.of_consumer(b"tag"), "deliveries that the broker has already sent"
+
+
+def test_a_deletion_marks_a_consumer_that_is_not_answered(channel: Channel) -> None:
+    consumed = channel.requested(methods.BasicConsume.KEY, methods.BasicConsume(b"q", b"tag").encode())
+    channel.delete(b"q")
+    assert consumed is not None
+    assert consumed.is_deleted
