@@ -248,11 +248,14 @@ def reads(*names: str) -> Callable[[_Page], _Page]:
 
 
 @cache
-def _known_keys(page: Callable[..., object]) -> frozenset[str]:
+def known_keys(page: Callable[..., object]) -> frozenset[str]:
     """The keys that a page may have in its query."""
     found: set[str] = set(getattr(page, _KEYS, ()))
     for name, parameter in inspect.signature(page).parameters.items():
-        if name not in ("request", "visit"):
+        given = getattr(parameter.annotation, "__origin__", parameter.annotation)
+        if isinstance(given, type) and issubclass(given, BaseModel):
+            found.update(field.alias or key for key, field in given.model_fields.items())
+        elif name not in ("request", "visit"):
             of_type = getattr(parameter.annotation, "__metadata__", ())
             found.add(next((each.alias for each in of_type if getattr(each, "alias", None)), name))
     return frozenset(found)
@@ -265,7 +268,7 @@ async def require_known_keys(request: Request) -> None:
         Problem: 422, the page has no such key.
     """
     for name in request.query_params:
-        if name not in _known_keys(request.scope["endpoint"]):
+        if name not in known_keys(request.scope["endpoint"]):
             raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"this page has no query key {name[:100]!r}")
 
 

@@ -39,7 +39,7 @@ STATIC: Final = {
 }
 _NOTHING: Final = "\N{EN DASH}"
 _LONG: Final = 28
-"""Longest part of an xid, in hexadecimal digits, that lists show whole."""
+"""Longest part of an xid, in hexadecimal digits, that lists show whole; and longest name that is not wrapped."""
 
 
 @cache
@@ -92,6 +92,11 @@ def _readable(xid: str) -> str | None:
     return Xid.parse(xid).readable
 
 
+def _name(text: str) -> object:
+    """A name that clients chose: a long one is wrapped anywhere, a short one never."""
+    return Markup('<span class="long">{}</span>').format(safe(text)) if len(text) > _LONG else text
+
+
 def _finalize(value: object) -> object:
     """Escape control characters and bidirectional marks, which may be in names that clients chose."""
     return safe(value) if isinstance(value, str) and not isinstance(value, Markup) else value
@@ -108,7 +113,14 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     found.filters.update(
-        when=_when, ago=_ago, duration=_duration, latency=_latency, size=human_size, short=_short, readable=_readable
+        when=_when,
+        ago=_ago,
+        duration=_duration,
+        latency=_latency,
+        size=human_size,
+        short=_short,
+        readable=_readable,
+        name=_name,
     )
     # Markup, because _finalize would escape the narrow space.
     found.filters["number"] = lambda value: Markup("{}").format(f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}"))

@@ -14,7 +14,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.support.client import connected, take_all
-from tests.support.rhea import SECONDS, with_rhea
+from tests.support.npm import RHEA, SECONDS, with_package
 from tests.support.service import DtxService
 
 PROGRAMS: Final = Path(__file__).parents[3] / "examples/amqp10"
@@ -24,7 +24,7 @@ BODIES: Final = [b"tea", b"milk", b"sugar"]
 @pytest.fixture(scope="session")
 def rhea(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with rhea and the program for it."""
-    directory = with_rhea(tmp_path_factory.mktemp("rhea"))
+    directory = with_package(RHEA, tmp_path_factory.mktemp("rhea"))
     return Path(shutil.copy(PROGRAMS / "forward_rhea.js", directory))
 
 

@@ -12,7 +12,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.support.broker import Mode
 from tests.support.client import take_all
-from tests.support.rhea import SECONDS, with_rhea
+from tests.support.npm import RHEA, SECONDS, with_package
 from tests.support.service import DtxService
 
 PROGRAMS: Final = Path(__file__).parent / "rhea"
@@ -21,7 +21,7 @@ PROGRAMS: Final = Path(__file__).parent / "rhea"
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the programs and rhea. Without Node.js or npm's registry, the tests are skipped."""
-    directory = with_rhea(tmp_path_factory.mktemp("rhea"))
+    directory = with_package(RHEA, tmp_path_factory.mktemp("rhea"))
     return Path(shutil.copytree(PROGRAMS, directory, dirs_exist_ok=True))
 
 

@@ -1,15 +1,18 @@
 """How pages format numbers and names, and parse search fields."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from fastapi import Query
 
 from dtx.admin.branch_filter import FilterForm
+from dtx.admin.forms import AuditQuery
 from dtx.admin.problems import Problem
 from dtx.admin.web.branch_pages import asked, filter_of
 from dtx.admin.web.live_updates import Sample, curve, endings, rates, take
-from dtx.admin.web.page_request import Fields, frame, local
+from dtx.admin.web.page_request import Fields, frame, known_keys, local, reads
 from dtx.admin.web.rendering import _environment_of_pages, _when, address, render
 from dtx.telemetry import Metrics
 
@@ -43,6 +46,30 @@ def test_meaningless_input_is_reported(typed: dict[str, str]) -> None:
     with pytest.raises(Problem) as caught:
         filter_of(fields(**typed))
     assert caught.value.status == 422
+
+
+@reads("q")
+def a_page(
+    request: object,
+    start: Annotated[int, Query(alias="from", ge=0)] = 0,
+    vhost: str = "/",
+) -> None:
+    """The query of a page, in all forms."""
+
+
+def another_page(visit: object, query: Annotated[AuditQuery, Query()]) -> None:
+    """The query of another page, as a model."""
+
+
+@pytest.mark.parametrize(
+    ("page", "known"),
+    [
+        (a_page, {"q", "from", "vhost"}),
+        (another_page, {"actor", "action", "subject", "since", "until", "limit", "cursor"}),
+    ],
+)
+def test_the_known_query_keys_are_those_of_the_page(page: Callable[..., object], known: set[str]) -> None:
+    assert known_keys(page) == known
 
 
 @pytest.mark.parametrize(
