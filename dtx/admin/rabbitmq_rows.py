@@ -185,6 +185,7 @@ class View:
         spec, index = queue.spec, queue.index
         consumers = index.all_consumers() if index.consumers else ()
         exclusive = next((each for each in consumers if each.exclusive), None)
+        oldest = index.oldest
         return {
             "name": exact_name(spec.name),
             "vhost": spec.vhost,
@@ -198,6 +199,7 @@ class View:
             "messages": index.ready + index.unacked,
             "messages_ready": index.ready,
             "messages_unacknowledged": index.unacked,
+            "oldest_ready_age": None if oldest is None else round(max(0.0, time.time() - oldest), 3),
             "consumers": index.consumers,
             "exclusive_consumer_tag": None if exclusive is None else exact_name(exclusive.tag),
             "policy": None,

@@ -153,6 +153,21 @@ async def test_a_queue_that_refuses_goes_on_refusing(open_client: OpenClient) ->
     assert await client.submit([client.message(b"2"), client.message(b"3")]) == [1]
 
 
+async def test_the_oldest_message_keeps_its_age_after_a_restart(open_client: OpenClient, clock: Clock) -> None:
+    """The position of a message is the time at which it came, in microseconds."""
+    client = await open_client(clock=clock)
+    queue = await client.declare("q", max_priority=2)
+    assert queue.index.oldest is None
+    clock.now += 1000
+    came = clock.now
+    await client.publish(b"old")
+    clock.now += 90
+    await client.submit([client.message(b"new", properties=build({Property.PRIORITY: b"\x02"}))])
+    client = await open_client(clock=clock)
+    (queue,) = queues(client, b"q")
+    assert queue.index.oldest == pytest.approx(came, abs=0.001)
+
+
 # -- queues that expire ------------------------------------------------------------------------------------------------
 
 

@@ -676,6 +676,12 @@ class QueueIndex:
     # -- consumers, and the end of the queue ---------------------------------------------------------------------------
 
     @property
+    def oldest(self) -> float | None:
+        """When the oldest ready message came, seconds since the epoch: its position tells it."""
+        position = self._ready.oldest()
+        return None if position is None else position / 1_000_000
+
+    @property
     def consumers(self) -> int:
         """How many there are: the consumer-count of declare-ok."""
         return len(self._round)

@@ -185,6 +185,10 @@ class Ready:
             return between[0]
         return line.first() if line else None
 
+    def oldest(self) -> int | None:
+        """The least position of all, or ``None``."""
+        return self.head()
+
     def pop(self) -> int:
         """Remove and return the least position.
 
@@ -267,6 +271,10 @@ class PriorityReady(Ready):
         """The least position of the highest priority that waits."""
         level = self._first_level()
         return None if level is None else level.head()
+
+    def oldest(self) -> int | None:
+        """As :meth:`Ready.oldest`: of whatever priority."""
+        return min((head for level in self._levels if (head := level.head()) is not None), default=None)
 
     def pop(self) -> int:
         """Remove and return :meth:`head`."""

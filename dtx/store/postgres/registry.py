@@ -45,6 +45,8 @@ class QueueEntry:
 class Registry:
     """The queues of all virtual hosts, and the counter that orders their messages.
 
+    The counter is never behind the microseconds of the clock, so that a position tells when its message came.
+
     Args:
         position: start of the counter.
     """
@@ -85,7 +87,7 @@ class Registry:
             now: seconds since the epoch, from which its lifetime counts.
             shared: see :meth:`share`.
         """
-        self.position += 1
+        self.position = max(self.position + 1, int(now * 1_000_000))
         properties = publish.properties
         flags = _PERSISTENT if traits.persistent else 0
         if publish.blind:

@@ -6,7 +6,8 @@ handed out. Its row is removed when it was settled. After a failure in between, 
 
 No caller waits for a record: a change is submitted, others follow, and the commit of each calls back. All messages have
 a row while they wait, also those of queues that do not survive a restart. So no queue is limited by memory. Positions
-come from one counter, which begins ahead of the clock's microseconds at each start: no slot is ever used twice.
+come from one counter, which is never behind the clock's microseconds. It begins behind no position that was delivered
+or stored before: no slot is ever used twice.
 """
 
 import asyncio

@@ -108,8 +108,12 @@ PATHS: Final = tuple(
     /queues/{_IN}?columns=name,messages /queues/{_IN}/old?columns=name /aliveness-test/{_IN}
     """.split()
 )
-_OWN: Final = {"node", "cluster_name", "product_name", "product_version", "host", "os_pid", "exclusive_consumer_tag"}
-"""Fields that differ, or that RabbitMQ leaves out at times."""
+_OWN: Final = frozenset(
+    """
+    node cluster_name product_name product_version host os_pid exclusive_consumer_tag oldest_ready_age
+    """.split()  # noqa: SIM905 - shorter than a list
+)
+"""Fields that differ, that only dtx has, or that RabbitMQ leaves out at times."""
 _SAME: Final = frozenset(
     """
     name vhost durable auto_delete exclusive internal type arguments messages messages_ready consumers source

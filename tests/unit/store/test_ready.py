@@ -78,7 +78,9 @@ def test_levels_of_priority_are_restored_in_their_order() -> None:
     there = PriorityReady(2)
     there.restore(array("q", range(12)), {3: 1, 5: 2, 7: 9})
     assert there.first(4) == [5, 7, 3, 0]
+    assert there.oldest() == 0
     assert list(there.drain()) == [5, 7, 3, 0, 1, 2, 4, 6, 8, 9, 10, 11]
+    assert there.oldest() is None
 
 
 def test_a_position_costs_eight_bytes() -> None:
