@@ -120,11 +120,30 @@ def only(row: Row, columns: str) -> Row:
     return found
 
 
-async def answer(listed: Listed, query: ListQuery) -> Response:
-    """The answer with a list, or with one page of it.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The objects of a list that a query selects.
+
+    Args:
+        things: the objects, in order.
+        count: their number.
+        total: the number of all objects of the list.
+    """
+
+    things: Iterator[Any]
+    count: int
+    total: int
+
+    def pages(self, size: int) -> int:
+        """The number of pages with *size* objects; at least one."""
+        return max(1, -(-self.count // size))
+
+
+async def find(listed: Listed, query: ListQuery) -> Found:
+    """Select the objects of a list, in the order of the query.
 
     Raises:
-        Problem: 400, there is no such page, or the pattern cannot be used.
+        Problem: 400, the pattern cannot be used.
     """
     order = listed.order if query.sort is None else (query.sort, *listed.order)
     wanted = query.names()
@@ -141,27 +160,47 @@ async def answer(listed: Listed, query: ListQuery) -> Response:
             yield
 
     await finish(read())
-    found = await _in_order(keyed, reverse=query.sort_reverse)
-    count = len(keyed)
+    return Found(await _in_order(keyed, reverse=query.sort_reverse), len(keyed), total)
+
+
+async def rows(listed: Listed, things: Iterator[Any], start: int = 0, end: int | None = None) -> AsyncIterator[Row]:
+    """The rows of the objects from *start* to *end*, in slices."""
+    until = time.monotonic() + SLICE_SECONDS
+    for number, thing in enumerate(islice(things, end)):
+        if number >= start:
+            yield listed.row(thing)
+        if time.monotonic() >= until:
+            await sleep(0)
+            until = time.monotonic() + SLICE_SECONDS
+
+
+async def answer(listed: Listed, query: ListQuery) -> Response:
+    """The answer with a list, or with one page of it.
+
+    Raises:
+        Problem: 400, there is no such page, or the pattern cannot be used.
+    """
+    found = await find(listed, query)
     if query.page is None:
-        return _streamed(listed, query.columns, found, b"[", b"]")
-    pages = max(1, -(-count // query.page_size))
+        return _streamed(rows(listed, found.things), query.columns, b"[", b"]")
+    pages = found.pages(query.page_size)
     if query.page > pages:
         raise Problem(
             HTTPStatus.BAD_REQUEST,
-            f"page out of range, page: {query.page} page size: {query.page_size}, len: {count}",
+            f"page out of range, page: {query.page} page size: {query.page_size}, len: {found.count}",
         )
     start = (query.page - 1) * query.page_size
     numbers = {
-        "filtered_count": count,
-        "item_count": min(query.page_size, count - start),
+        "filtered_count": found.count,
+        "item_count": min(query.page_size, found.count - start),
         "page": query.page,
         "page_count": pages,
         "page_size": query.page_size,
-        "total_count": total,
+        "total_count": found.total,
     }
     head = json.dumps(numbers)[:-1].encode() + b', "items": ['
-    return _streamed(listed, query.columns, found, head, b"]}", start, start + query.page_size)
+    shown = rows(listed, found.things, start, start + query.page_size)
+    return _streamed(shown, query.columns, head, b"]}")
 
 
 async def _in_order(keyed: list[tuple[Any, int, Any]], *, reverse: bool) -> Iterator[Any]:
@@ -173,29 +212,16 @@ async def _in_order(keyed: list[tuple[Any, int, Any]], *, reverse: bool) -> Iter
     return (thing for _, _, thing in merge(*parts, reverse=reverse))
 
 
-def _streamed(
-    listed: Listed,
-    columns: str,
-    found: Iterator[Any],
-    head: bytes,
-    tail: bytes,
-    start: int = 0,
-    end: int | None = None,
-) -> Response:
+def _streamed(shown: AsyncIterator[Row], columns: str, head: bytes, tail: bytes) -> Response:
     async def pieces() -> AsyncIterator[bytes]:
         piece = bytearray(head)
         comma = b""
-        until = time.monotonic() + SLICE_SECONDS
-        for number, thing in enumerate(islice(found, end)):
-            if number >= start:
-                piece += comma + json.dumps(only(listed.row(thing), columns)).encode()
-                comma = b","
-            if time.monotonic() >= until:
-                if len(piece) >= _PIECE:
-                    yield bytes(piece)
-                    piece.clear()
-                await sleep(0)
-                until = time.monotonic() + SLICE_SECONDS
+        async for row in shown:
+            piece += comma + json.dumps(only(row, columns)).encode()
+            comma = b","
+            if len(piece) >= _PIECE:
+                yield bytes(piece)
+                piece.clear()
         yield bytes(piece + tail)
 
     return StreamingResponse(pieces(), media_type="application/json")

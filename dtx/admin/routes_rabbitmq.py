@@ -7,7 +7,7 @@ passes the paths on as they are (:data:`PREFIX`).
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any, Final
@@ -24,7 +24,8 @@ from dtx.admin.rabbitmq_lists import Listed, ListQuery, Row, answer, only
 from dtx.admin.rabbitmq_rows import View
 from dtx.auth.roles import TAGS, OperatorRole
 from dtx.log import reader
-from dtx.log.changes import DestinationKind
+from dtx.log.changes import BindingRow, DestinationKind
+from dtx.store.postgres.exchanges import Queue
 
 PREFIX: Final = "/api"
 TAG: Final = "rabbitmq"
@@ -95,15 +96,18 @@ class _Resource:
     role: OperatorRole = OperatorRole.VIEWER
 
 
-def _queues(view: View, vhost: str | None = None) -> Listed:
+def queue_list(view: View, vhost: str | None = None) -> Listed:
+    """The queues of a virtual host, or all."""
     return Listed(view.queues(vhost), view.queue_row, ("vhost", "name"))
 
 
-def _exchanges(view: View, vhost: str | None = None) -> Listed:
+def exchange_list(view: View, vhost: str | None = None) -> Listed:
+    """The exchanges of a virtual host, or all."""
     return Listed(view.exchanges(vhost), rows.exchange_row, ("vhost", "name"))
 
 
-def _bindings(found: Any) -> Listed:
+def binding_list(found: Iterable[BindingRow | None]) -> Listed:
+    """The bindings of a reading of the view."""
     return Listed(found, rows.binding_row, ("vhost", "source", "destination_type", "destination", "routing_key"))
 
 
@@ -117,8 +121,10 @@ def _channels(view: View, clients: list[rows.Client]) -> Listed:
     return Listed(view.channels(clients), view.channel_row, ("vhost", "name"))
 
 
-def _consumers(view: View, vhost: str | None = None) -> Listed:
-    return Listed(view.consumers(view.queues(vhost), vhost), view.consumer_row, ("queue.vhost", "queue.name"))
+def consumer_list(view: View, vhost: str | None = None, queue: Queue | None = None) -> Listed:
+    """The consumers of a queue, of a virtual host, or all."""
+    queues = view.queues(vhost) if queue is None else [queue]
+    return Listed(view.consumers(queues, vhost), view.consumer_row, ("queue.vhost", "queue.name"))
 
 
 async def _vhosts(view: View) -> Listed:
@@ -201,10 +207,10 @@ _RESOURCES: Final = (
     ),
     _Resource("/channels", "Channels of clients.", lambda view: _channels(view, view.clients())),
     _Resource("/channels/{name}", "A channel.", lambda view, name: view.channel_row(view.channel(name))),
-    _Resource("/consumers", "Consumers.", _consumers),
-    _Resource("/consumers/{vhost}", "Consumers in a virtual host.", _consumers),
-    _Resource("/exchanges", "Exchanges.", _exchanges),
-    _Resource("/exchanges/{vhost}", "Exchanges in a virtual host.", _exchanges),
+    _Resource("/consumers", "Consumers.", consumer_list),
+    _Resource("/consumers/{vhost}", "Consumers in a virtual host.", consumer_list),
+    _Resource("/exchanges", "Exchanges.", exchange_list),
+    _Resource("/exchanges/{vhost}", "Exchanges in a virtual host.", exchange_list),
     _Resource(
         "/exchanges/{vhost}/{name}",
         "An exchange; the default exchange has the name amq.default.",
@@ -213,15 +219,15 @@ _RESOURCES: Final = (
     _Resource(
         "/exchanges/{vhost}/{name}/bindings/source",
         "Bindings whose source is an exchange.",
-        lambda view, vhost, name: _bindings(view.bindings_from(vhost, name)),
+        lambda view, vhost, name: binding_list(view.bindings_from(vhost, name)),
     ),
     _Resource(
         "/exchanges/{vhost}/{name}/bindings/destination",
         "Bindings whose destination is an exchange.",
-        lambda view, vhost, name: _bindings(view.bindings_to(vhost, _EXCHANGE, name)),
+        lambda view, vhost, name: binding_list(view.bindings_to(vhost, _EXCHANGE, name)),
     ),
-    _Resource("/queues", "Queues.", _queues),
-    _Resource("/queues/{vhost}", "Queues in a virtual host.", _queues),
+    _Resource("/queues", "Queues.", queue_list),
+    _Resource("/queues/{vhost}", "Queues in a virtual host.", queue_list),
     _Resource(
         "/queues/{vhost}/{name}",
         "A queue with its consumers.",
@@ -230,15 +236,17 @@ _RESOURCES: Final = (
     _Resource(
         "/queues/{vhost}/{name}/bindings",
         "Bindings whose destination is a queue.",
-        lambda view, vhost, name: _bindings(view.bindings_to(vhost, _QUEUE, name)),
+        lambda view, vhost, name: binding_list(view.bindings_to(vhost, _QUEUE, name)),
     ),
-    _Resource("/bindings", "Bindings.", lambda view: _bindings(view.bindings())),
-    _Resource("/bindings/{vhost}", "Bindings in a virtual host.", lambda view, vhost: _bindings(view.bindings(vhost))),
+    _Resource("/bindings", "Bindings.", lambda view: binding_list(view.bindings())),
+    _Resource(
+        "/bindings/{vhost}", "Bindings in a virtual host.", lambda view, vhost: binding_list(view.bindings(vhost))
+    ),
     *(
         _Resource(
             f"{_PAIR}{kind[0]}/{{destination}}",
             f"Bindings from an exchange to {'a queue' if kind is _QUEUE else 'another one'}.",
-            lambda view, vhost, source, destination, kind=kind: _bindings(
+            lambda view, vhost, source, destination, kind=kind: binding_list(
                 view.bindings_between(vhost, source, kind, destination)
             ),
         )

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from dtx.admin import rabbitmq_rows as rows
 from dtx.admin.api_context import BrokerUser, GotMessage
+from dtx.admin.identity import Identity
 from dtx.admin.message_properties import properties_from_json, properties_to_json, table_from_json
 from dtx.admin.problems import NOT_ACTIVE, Problem, refusals
 from dtx.admin.rabbitmq_rows import View, exchange_key
@@ -155,6 +156,14 @@ class RoutedAnswer(BaseModel):
     routed: bool = Field(description="Whether a queue has taken it.")
 
 
+def role_for_change(who: Identity, role: OperatorRole = OperatorRole.OPERATOR) -> OperatorRole:
+    """The role that a change needs: *role* for a user.
+
+    A token has no permissions that limit it to some objects, so it needs the role coordinator for each change.
+    """
+    return OperatorRole.COORDINATOR if who.is_token else role
+
+
 async def change(
     view: View,
     role: OperatorRole,
@@ -163,13 +172,10 @@ async def change(
     detail: dict[str, Any],
     work: Callable[[], Awaitable[tuple[str, Any]]],
 ) -> Any:
-    """Check the role, do *work*, and record both in the audit log.
-
-    A token has no permissions that limit it to some objects, so it needs the role coordinator for each change.
-    """
+    """Check the role, do *work*, and record both in the audit log."""
 
     async def checked() -> tuple[str, Any]:
-        view.who.require(OperatorRole.COORDINATOR if view.who.is_token else role)
+        view.who.require(role_for_change(view.who, role))
         return await work()
 
     return await view.context.audited(view.who, action, subject, "", detail, checked)
@@ -374,6 +380,21 @@ async def publish(view: Seen, vhost: VhostPlace, name: NamePlace, body: PublishB
 @router.post("/queues/{vhost}/{name}/get", responses=CHANGE)
 async def get_messages(view: Seen, vhost: VhostPlace, name: NamePlace, body: GetBody, request: Request) -> JSONResponse:
     """Take messages from a queue and settle them. Their bodies have at most 4 MiB together."""
+    return JSONResponse(await take_messages(view, vhost, name, body, request.is_disconnected))
+
+
+async def take_messages(
+    view: View, vhost: str, name: str, body: GetBody, has_gone: Callable[[], Awaitable[bool]]
+) -> list[dict[str, Any]]:
+    """Take messages from a queue and settle them.
+
+    Args:
+        view: of the request.
+        vhost: the virtual host.
+        name: of the queue.
+        body: of the request.
+        has_gone: returns whether the client has gone; then the messages stay in the queue.
+    """
     kind, _, requeue = body.ackmode.partition("_requeue_")
     how = "requeue" if requeue == "true" else kind
     keep = MOST_GOT + 1 if body.truncate is None else body.truncate
@@ -383,7 +404,7 @@ async def get_messages(view: Seen, vhost: VhostPlace, name: NamePlace, body: Get
         for got in found:
             answers.append(_got(got, body))
             await asyncio.sleep(0)
-        if await request.is_disconnected():
+        if await has_gone():
             raise Problem(HTTPStatus.BAD_REQUEST, "the client has gone: the messages stay in the queue")
         return answers
 
@@ -392,7 +413,8 @@ async def get_messages(view: Seen, vhost: VhostPlace, name: NamePlace, body: Get
         return f"{len(answers)} messages", answers
 
     detail = {"count": body.count, "ackmode": body.ackmode}
-    return JSONResponse(await change(view, OperatorRole.OPERATOR, "get", f"{vhost} {name}", detail, work))
+    found: list[dict[str, Any]] = await change(view, OperatorRole.OPERATOR, "get", f"{vhost} {name}", detail, work)
+    return found
 
 
 def _got(got: GotMessage, body: GetBody) -> dict[str, Any]:
