@@ -39,10 +39,11 @@ _COMMANDS = {
         "doctor",
         "Check the database, the broker or users, and the settings.",
     ),
+    "completion": ("dtx.cli.completion", "completion", "Print a script with which a shell completes commands."),
 }
 
-_OTHER_NAMES = {"in-doubt": "branches", "users": "user", "vhosts": "vhost", "tokens": "token"}
-"""Second names of commands."""
+_FORMER_NAMES = {"in-doubt": "branches", "users": "user", "vhosts": "vhost", "tokens": "token"}
+"""Names that still work, but are not shown."""
 
 
 class _Commands(click.Group):
@@ -54,7 +55,7 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """The command, or ``None``, which click turns into a usage error."""
-        cmd_name = _OTHER_NAMES.get(cmd_name, cmd_name)
+        cmd_name = _FORMER_NAMES.get(cmd_name, cmd_name)
         if cmd_name not in _COMMANDS:
             return None
         from importlib import import_module
@@ -81,8 +82,6 @@ class _Commands(click.Group):
         """The list of commands, without loading them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, _, summary) in _COMMANDS.items()])
-        with formatter.section("Other names"):
-            formatter.write_dl([(name, f"the same as {command}") for name, command in _OTHER_NAMES.items()])
 
 
 @click.group(

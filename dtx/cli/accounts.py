@@ -94,7 +94,7 @@ _VHOST_EPILOG: Final = (
 Examples:
   dtx vhost add shop
   dtx user grant alice --vhost shop --all
-  dtx vhost rm shop
+  dtx vhost remove shop
 
 \b
 A virtual host has its own exchanges, queues and branches; a client names it when it opens its connection.
@@ -126,8 +126,16 @@ _api = with_options(with_settings(*DATABASE_SETTINGS, *ADMIN_SETTINGS), with_acc
 """Options that tell which API a command asks; the command is called with ``settings`` first, and ``access``."""
 
 
-class _Subcommands(click.Group):
+_FORMER_NAMES: Final = {"rm": "remove"}
+"""Names that still work, but are not shown."""
+
+
+class Subcommands(click.Group):
     """A group that lists its commands in the order in which they are defined."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, also by a former name."""
+        return super().get_command(ctx, _FORMER_NAMES.get(cmd_name, cmd_name))
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Names in the order of definition."""
@@ -193,7 +201,7 @@ def _listing(
     group.command("list", cls=SettingsCommand, help=about)(with_options(_api, with_listing)(run))
 
 
-@click.group(cls=_Subcommands, epilog=_USER_EPILOG)
+@click.group(cls=Subcommands, epilog=_USER_EPILOG)
 def user() -> None:
     """Users: passwords and permissions in each virtual host."""
 
@@ -298,7 +306,7 @@ def revoke(change: Any, name: str, vhost: str) -> None:
     click.echo(f"user {safe(name)} has no permissions in {safe(vhost)} now")
 
 
-@_changing(user, "rm", _name)
+@_changing(user, "remove", _name)
 def remove_user(change: Any, name: str) -> None:
     """Remove a user with all its permissions.
 
@@ -363,7 +371,7 @@ def _quoted(pattern: str) -> str:
     return f"'{pattern}'"
 
 
-@click.group(cls=_Subcommands, epilog=_VHOST_EPILOG)
+@click.group(cls=Subcommands, epilog=_VHOST_EPILOG)
 def vhost() -> None:
     """Virtual hosts: separate exchanges, queues and branches."""
 
@@ -385,7 +393,7 @@ _listing(
 )
 
 
-@_changing(vhost, "rm", _name)
+@_changing(vhost, "remove", _name)
 def remove_vhost(change: Any, name: str) -> None:
     """Remove an empty virtual host.
 
@@ -395,7 +403,7 @@ def remove_vhost(change: Any, name: str) -> None:
     click.echo(f"virtual host {safe(name)} is removed")
 
 
-@click.group(cls=_Subcommands, epilog=_TOKEN_EPILOG)
+@click.group(cls=Subcommands, epilog=_TOKEN_EPILOG)
 def token() -> None:
     """Tokens for the operators' API.
 

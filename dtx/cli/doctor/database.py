@@ -309,7 +309,7 @@ def _users(found: Snapshot, remote: list[str], settings: Settings) -> Iterator[D
         what = "user guest still has password guest, so every program on this machine can log in"
         if remote:
             what += f", and so can clients of a proxy on this machine that connects to {', '.join(remote)}"
-        note = f"{what}: run 'dtx user passwd guest', or 'dtx user rm guest'"
+        note = f"{what}: run 'dtx user passwd guest', or 'dtx user remove guest'"
         yield warning("users.guest", note) if remote else ok("users.guest", note)
     homeless = [name for name, user in found.users.items() if not user.grants]
     if homeless:

@@ -109,7 +109,7 @@ def test_a_user_is_made_granted_listed_and_removed(dtx: Dtx) -> None:
     assert "'^orders$'" in table
     assert "argon2" not in table
     assert dtx("user", "revoke", "alice", "--vhost", "shop") == "user alice has no permissions in shop now\n"
-    assert dtx("user", "rm", "alice") == "user alice is removed\n"
+    assert dtx("user", "remove", "alice") == "user alice is removed\n"
     assert not dtx.may_log_in("alice", SECRET.encode())
 
 
@@ -233,7 +233,7 @@ def test_vhosts_are_listed(dtx: Dtx) -> None:
 
 def test_deleting_the_owner_of_branches_in_doubt_warns(dtx: Dtx, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AccountEditor, "remove_user", lambda *_: 2)
-    assert dtx("user", "rm", "alice") == "user alice is removed\n"
+    assert dtx("user", "remove", "alice") == "user alice is removed\n"
     assert "branches in doubt that it has started: 2" in dtx.err
 
 

@@ -24,8 +24,9 @@ from dtx.log.records import LogState
 
 COMMANDS = (
     "serve", "migrate", "user", "vhost", "branches", "show", "commit", "rollback", "forget",
-    "retry", "redirect", "discard", "export", "bulk", "audit", "token", "doctor", "in-doubt", "users", "tokens",
+    "retry", "redirect", "discard", "export", "bulk", "audit", "token", "doctor", "completion",
 )  # fmt: skip
+FORMER = ("in-doubt", "users", "vhosts", "tokens")
 
 
 @pytest.fixture(autouse=True)
@@ -42,10 +43,19 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"dtx {__version__}\n"
 
 
-@pytest.mark.parametrize("words", [[], *([command] for command in COMMANDS)], ids=str)
+@pytest.mark.parametrize("words", [[], *([command] for command in COMMANDS + FORMER)], ids=str)
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert run([*words, "--help"]) == 0
     assert capsys.readouterr().out.startswith("Usage: dtx")
+
+
+@pytest.mark.parametrize("group", ["user", "vhost"])
+def test_the_former_name_of_remove_works_but_is_hidden(capsys: pytest.CaptureFixture[str], group: str) -> None:
+    run([group, "--help"])
+    out = capsys.readouterr().out
+    assert "  remove " in out
+    assert "  rm " not in out
+    assert run([group, "rm", "--help"]) == 0
 
 
 @pytest.mark.parametrize("command", ["add", "tag"])
@@ -64,6 +74,7 @@ def test_the_help_lists_commands_and_exit_codes(capsys: pytest.CaptureFixture[st
     run(["--help"])
     out = capsys.readouterr().out
     assert all(f"  {command} " in out for command in COMMANDS)
+    assert not any(f"  {command} " in out for command in FORMER)
     documented = {int(code) for code in re.findall(r"^ +(\d+) ", out, re.MULTILINE)} | {143}
     assert documented == set(Exit)
 
