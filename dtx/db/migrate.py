@@ -67,13 +67,14 @@ _PURGE_SETTLEMENTS: Final = """
 DELETE FROM dtx.settlement WHERE (branch_id, position, vhost, queue) IN (
     SELECT a.branch_id, a.position, a.vhost, a.queue FROM dtx.lease l
     CROSS JOIN LATERAL (SELECT s.branch_id, s.position, s.vhost, s.queue FROM dtx.settlement s WHERE s.rm = l.rm
-        AND s.at < coalesce(%(now)s, clock_timestamp()) - interval '1 hour'
+        AND s.at < coalesce(%(now)s, clock_timestamp())
+            - CASE s.attempt WHEN 2147483647 THEN l.duplicate_days * interval '1 day' ELSE interval '1 hour' END
         AND NOT EXISTS (SELECT FROM dtx.replay r WHERE r.branch_id = s.branch_id AND r.position = s.position)
         AND NOT EXISTS (SELECT FROM dtx.branch b WHERE b.id = s.branch_id)
         ORDER BY s.at LIMIT %(most)s) a)
 """
 # A settlement matters as long as its message may be sent again, or was. So it has no window of its own: one that is
-# older than the last replay must not be deleted before it.
+# older than the last replay must not be deleted before it. The last attempt is that of a message that was moved.
 _PURGE_DUPLICATES: Final = """
 DELETE FROM dtx.duplicate WHERE (branch_id, position, vhost, queue, attempt) IN (
     SELECT a.* FROM dtx.lease l

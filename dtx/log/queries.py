@@ -60,6 +60,7 @@ from dtx.log.changes import (
 )
 from dtx.log.records import (
     ENDINGS,
+    MOVED,
     ArchivedMessage,
     BranchRecord,
     Duplicate,
@@ -311,6 +312,7 @@ _SETTLEMENTS: Final = _copies(
     or_(
         exists().where(replay.c.branch_id == settlement.c.branch_id, replay.c.position == settlement.c.position),
         exists().where(branch.c.id == settlement.c.branch_id),
+        settlement.c.attempt == MOVED,
     ),
 )
 _SUPPRESSED: Final = _copies(duplicate, list(_DUPLICATE_KEY), ())

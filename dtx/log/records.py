@@ -7,7 +7,7 @@ Bytes that came over the wire (names, keys, properties, bodies) stay bytes. Time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 from uuid import UUID
 
 from dtx.log.changes import Change, Define, Slot, Store
@@ -402,6 +402,10 @@ class NoteWrite:
     change: Change | None = None
 
 
+MOVED: Final = 2**31 - 1
+"""The attempt of a message that a branch puts back, although it was perhaps not taken: no copy of it is needed."""
+
+
 @value
 class SettledCopy:
     """A consumer has settled a copy of a message in a queue.
@@ -409,7 +413,7 @@ class SettledCopy:
     Args:
         branch_id, position: of the message.
         vhost, queue: where it was consumed.
-        attempt: of the unit that published this copy.
+        attempt: of the unit that published this copy, or :data:`MOVED`.
         digest: of its content, see :class:`Replay`.
     """
 
@@ -469,7 +473,7 @@ class LoggedCopies:
 
     Args:
         replays: each with the id of its branch.
-        settlements: of replayed messages and of branches in the log; no others matter.
+        settlements: of replayed messages, of branches in the log, and of moved messages; no others matter.
         suppressed: the duplicates, without contents.
     """
 

@@ -9,6 +9,7 @@ import pytest
 from dtx.log import queries
 from dtx.log.api import LeaseLost, LogConflict, MessageLog
 from dtx.log.records import (
+    MOVED,
     DuplicateWrite,
     LoggedCopies,
     LogState,
@@ -107,6 +108,14 @@ async def test_settlements_are_loaded_while_a_second_copy_is_possible(log: Messa
     assert await log.load_copies() == LoggedCopies(
         replays=((replayed.id, a_replay(1)),), settlements=(a_settlement(replayed, 1),)
     )
+
+
+async def test_a_message_that_was_moved_stays_known(log: MessageLog) -> None:
+    """The branch that has published it may have ended long before."""
+    branch = a_branch()
+    moved = a_settlement(branch, attempt=MOVED)
+    await log.write(settled(moved, a_settlement(branch, 1)))
+    assert (await log.load_copies()).settlements == (moved,)
 
 
 async def test_a_duplicate_is_kept_once_with_its_contents(log: MessageLog) -> None:

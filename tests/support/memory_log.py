@@ -16,6 +16,7 @@ from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable, OnWrit
 from dtx.log.changes import Change, Define, Definitions, QueueContents, Slot, Store, StoredMessage
 from dtx.log.records import (
     ENDINGS,
+    MOVED,
     UNDELIVERED,
     WITH_OUTCOME,
     Advance,
@@ -375,7 +376,8 @@ class MemoryLog:
             settlements=tuple(
                 settlement
                 for key, (rm, settlement) in sorted(database.settlements.items(), key=_key)
-                if rm == self._rm and (key[:2] in database.replays or key[0] in database.rows)
+                if rm == self._rm
+                and (key[:2] in database.replays or key[0] in database.rows or settlement.attempt == MOVED)
             ),
             suppressed=tuple(
                 SettledCopy(branch_id=key[0], position=key[1], vhost=key[2], queue=key[3], attempt=key[4])

@@ -22,6 +22,7 @@ from uuid import UUID
 
 from dtx.log.api import LogConflict, LogUnavailable
 from dtx.log.records import (
+    MOVED,
     Duplicate,
     DuplicateWrite,
     LoggedCopies,
@@ -37,8 +38,6 @@ from dtx.telemetry import get_logger
 _log = get_logger(part="copies")
 _PATIENCE: Final = 0.05
 """Seconds that a settlement waits for the end of the branch, which makes a row in the log unnecessary."""
-_MOVED: Final = 0
-"""The attempt that stands for a message that was put back: none of the others is needed."""
 _RETRY: Final = 0.5
 """Seconds between two attempts to write a settlement while the log is away."""
 _UUID: Final = re.compile(rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -190,6 +189,8 @@ class CopyRegister:
             self._add(branch_id, (replay,))
         for row in logged.settlements:
             self._settled.setdefault(_name(row.branch_id), {})[_place(row)] = row.attempt, row.digest
+            if row.attempt == MOVED:
+                self._know(_name(row.branch_id), {row.position: row.digest})
         for row in logged.suppressed:
             self._suppressed.setdefault(_name(row.branch_id), {})[_place(row), row.attempt] = False
 
@@ -355,15 +356,22 @@ class CopyRegister:
                 self._doubtful.pop(message.place.key, None)
             self._end_wait(message.place)
 
-    def move(self, message: MovedMessage) -> None:
-        """A branch puts a message back that it has perhaps not taken: no consumer needs the one in the queue.
+    async def move(self, messages: Collection[MovedMessage]) -> None:
+        """A branch puts *messages* back that it has perhaps not taken: no consumer needs those in the queues.
 
-        The log must have that it is put back. The message that is put back has a key of its own. This is known to this
-        process only: after a crash, both are delivered.
+        The log must have that they are put back, with keys of their own. It also gets a settlement of each one in its
+        place: after a crash, dtx knows that it is not needed.
+
+        Raises:
+            LeaseLost: another dtx is the active one.
         """
-        place = message.place
-        self._know(place.key.branch, {place.key.position: message.digest})
-        self._settled.setdefault(place.key.branch, {})[place] = _MOVED, message.digest
+        rows = []
+        for place, digest in messages:
+            self._know(place.key.branch, {place.key.position: digest})
+            self._settled.setdefault(place.key.branch, {})[place] = MOVED, digest
+            rows.append(_settlement(place, MOVED, digest))
+        if rows:
+            await self._write_surely(SettlementsWrite(settlements=tuple(rows)))
 
     def must_record(self, copies: Collection[Copy]) -> bool:
         """Whether the log must have the settlement of any of *copies* first: the caller then calls :meth:`settle`."""
@@ -410,14 +418,7 @@ class CopyRegister:
 
     async def _write_settled(self, copies: Sequence[Copy]) -> None:
         rows = [
-            SettledCopy(
-                branch_id=UUID(copy.place.key.branch.decode()),
-                position=copy.place.key.position,
-                vhost=copy.place.vhost,
-                queue=copy.place.queue,
-                attempt=copy.attempt,
-                digest=copy.digest,
-            )
+            _settlement(copy.place, copy.attempt, copy.digest)
             for copy in copies
             if copy.digest is not None and self.concerns(copy.place.key)
         ]
@@ -482,6 +483,17 @@ class CopyRegister:
 
 def _name(branch_id: UUID) -> bytes:
     return str(branch_id).encode()
+
+
+def _settlement(place: CopyPlace, attempt: int, digest: bytes) -> SettledCopy:
+    return SettledCopy(
+        branch_id=UUID(place.key.branch.decode()),
+        position=place.key.position,
+        vhost=place.vhost,
+        queue=place.queue,
+        attempt=attempt,
+        digest=digest,
+    )
 
 
 def _place(row: SettledCopy) -> CopyPlace:

@@ -4,7 +4,7 @@ Channels of client connections hold the deliveries.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Final, cast
 from uuid import UUID, uuid4
 
@@ -13,7 +13,7 @@ from dtx.log.records import Duplicate, Unit, WorkRow
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitOutcome
 from dtx.store.rabbitmq.commit_connection import CommitConnection, CommitSettings
 from dtx.store.rabbitmq.consume_channel import ConsumeChannel
-from dtx.store.rabbitmq.copies import Copy, MovedMessage
+from dtx.store.rabbitmq.copies import MovedMessage
 from dtx.store.rabbitmq.queries import Queries
 from dtx.store.rabbitmq.service import Broker
 from dtx.store.work import HeldWork, Holder
@@ -112,8 +112,10 @@ class RabbitStore:
             outcomes[unit.number] = outcome
             if outcome is UnitOutcome.NEVER:
                 channel.filter.unpin(copies)
+            elif outcome is UnitOutcome.UNKNOWN:
+                self.copies.release(copies.values())  # they wait as messages in doubt, until they are put back
             elif copies:
-                await self._settle(list(copies.values()))
+                await self._record(self.copies.settle(list(copies.values())))
             found = doubtful.get(unit.number, ())
             if outcome is UnitOutcome.UNKNOWN:
                 self._perhaps_taken.setdefault(branch_id, []).extend(found)
@@ -121,10 +123,10 @@ class RabbitStore:
                 self.copies.end_doubt(found)
         return outcomes
 
-    async def _settle(self, copies: Sequence[Copy]) -> None:
+    async def _record(self, recording: Awaitable[None]) -> None:
         try:
             async with asyncio.timeout(_LOG_PATIENCE):
-                await self.copies.settle(copies)
+                await recording
         except (LogError, TimeoutError) as error:  # without the log the vote fails as well
             _log.warning("settlements could not be recorded", reason=str(error) or "the log does not answer")
 
@@ -132,10 +134,10 @@ class RabbitStore:
         self, branch_id: UUID, vhost: str, taken: Sequence[WorkRow], unknown: Sequence[WorkRow]
     ) -> None:
         """See :class:`~dtx.store.api.BrokerStore`."""
-        found = (self.copies.copy_of(vhost, item) for item in (*taken, *unknown))
+        found = (self.copies.copy_of(vhost, item) for item in taken)
         copies = [copy for copy in found if copy is not None]
         if copies:
-            await self._settle(copies)
+            await self._record(self.copies.settle(copies))
         if unknown:
             self._perhaps_taken.setdefault(branch_id, []).extend(self._doubt(vhost, unknown))
 
@@ -162,9 +164,9 @@ class RabbitStore:
         """See :class:`~dtx.store.api.BrokerStore`."""
         self.copies.begin(phase.branch_id)
         perhaps_taken = self._perhaps_taken.pop(phase.branch_id, ())
-        for moved in perhaps_taken:
-            self.copies.move(moved)
-        self.copies.end_doubt(perhaps_taken)
+        if perhaps_taken:
+            await self._record(self.copies.move(perhaps_taken))
+            self.copies.end_doubt(perhaps_taken)
         return await self.commit_connection(phase.vhost).put_back(phase)
 
     def logged(self, vhost: str, unit: Unit) -> None:

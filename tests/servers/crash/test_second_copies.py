@@ -254,8 +254,9 @@ def test_a_message_that_was_put_back_twice_is_consumed_once(stage: Stage) -> Non
     wait_until(lambda: stage.held("out") == 0, what="an empty queue")
 
 
-def test_no_client_gets_a_message_that_a_restart_puts_back(stage: Stage) -> None:
-    """Clients are served when it is known that the message in the queue is not needed."""
+@pytest.mark.parametrize("dies_again", [False, True], ids=["dies once", "dies twice"])
+def test_no_client_gets_a_message_that_a_restart_puts_back(stage: Stage, dies_again: bool) -> None:
+    """Clients are served when it is known that the message in the queue is not needed. The log knows that, too."""
     with stage.connected() as connection:
         xa, xid = work(connection.channel(), publish={"out": [b"one"]})
         xa.commit(xid, one_phase=True)
@@ -271,6 +272,10 @@ def test_no_client_gets_a_message_that_a_restart_puts_back(stage: Stage) -> None
     stage.service.start()
     with psycopg.connect(stage.database) as database:
         assert database.execute("SELECT gtrid FROM dtx.branch WHERE state = 'taking'").fetchall() == []
+    if dies_again:
+        stage.wait_for_end()
+        stage.service.kill9()
+        stage.service.start()
     with stage.connected() as connection:
         assert consumed(connection.channel()) == [b"one"]
         wait_until(lambda: stage.held("out") == 0, what="an empty queue")

@@ -215,6 +215,8 @@ INSERT INTO dtx.settlement SELECT branch_id, 0, '/', 'q', rm, 1, 'd', clock_time
     FROM dtx.replay WHERE rm = %(rm)s;
 INSERT INTO dtx.settlement SELECT gen_random_uuid(), 0, '/', 'q', %(rm)s, 1, 'd',
     clock_timestamp() - n * interval '1 minute' FROM generate_series(10, 20000, 10) n;
+INSERT INTO dtx.settlement SELECT gen_random_uuid(), 0, '/', 'q', %(rm)s, 2147483647, 'd', at
+    FROM dtx.replay WHERE rm = %(rm)s;
 INSERT INTO dtx.duplicate SELECT branch_id, 0, '/', 'q', 2, rm, 'e', 'k', '', '', at FROM dtx.replay WHERE rm = %(rm)s;
 """
 
@@ -240,16 +242,16 @@ async def purged(url: str, expected: tuple[int, int, int], now: datetime | None 
 
 
 def test_copies_are_kept_for_their_window(migrated_postgres_url: str) -> None:
-    """Settlements are kept as long as the replay of their message; others for an hour."""
+    """Settlements are kept as long as the replay of their message; of moved ones for the window; others an hour."""
     wanted(migrated_postgres_url, brief=30, ever=30)
     with psycopg.connect(migrated_postgres_url) as connection:
         connection.execute("UPDATE dtx.lease SET duplicate_days = 7 WHERE rm = 'brief'")
         for rm in ("brief", "ever"):
             for statement in COPIES.split(";")[:-1]:
                 connection.execute(statement.encode(), {"rm": rm})
-    assert copies(migrated_postgres_url) == dict.fromkeys(("brief", "ever"), (20, 2020, 20))
+    assert copies(migrated_postgres_url) == dict.fromkeys(("brief", "ever"), (20, 2040, 20))
     migrate.maintain(Dsn(migrated_postgres_url))
-    assert copies(migrated_postgres_url) == {"brief": (7, 7 + 5, 7), "ever": (20, 20 + 5, 20)}
+    assert copies(migrated_postgres_url) == {"brief": (7, 7 + 5 + 7, 7), "ever": (20, 20 + 5 + 20, 20)}
 
 
 async def test_copies_of_a_branch_in_the_log_are_kept(open_log: OpenLog, migrated_postgres_url: str) -> None:

@@ -500,7 +500,7 @@ async def test_a_message_that_was_perhaps_taken_waits(register: CopyRegister, lo
     assert source.deliver(1, marked(), again=True) == 0
     assert source.settled == []
     if is_moved:
-        register.move(moved)
+        await register.move([moved])
     register.end_doubt([moved])
     assert source.settled == [(1, True)], "it goes back to its queue, and comes again"
     assert source.deliver(2, marked(), again=True) == (0 if is_moved else source.whole)
@@ -635,8 +635,18 @@ async def test_a_message_that_was_perhaps_put_back_is_suppressed(register: CopyR
     row = a_consume(exchange=b"e", routing_key=b"key", queue=b"q", properties=marked(), body=BODY)
     moved = register.movable("/", row)
     assert moved is not None
-    register.move(moved)
+    await register.move([moved])
     assert source.deliver(1, marked(), again=True) == 0
     assert source.deliver(2, marked(), queue=b"another") == source.whole
     await until_idle()
     assert (source.settled, log.suppressed) == ([(1, False)], [BODY])
+
+
+async def test_a_message_perhaps_put_back_stays_suppressed_after_a_restart(register: CopyRegister, log: Log) -> None:
+    await register.move([perhaps_taken(register)])
+    ((row,),) = (record.settlements for record in log.written if isinstance(record, SettlementsWrite))
+    restarted = CopyRegister(log.write, lambda: True)
+    restarted.load(LoggedCopies(settlements=(row,)))
+    source = Source(restarted)
+    assert source.deliver(1, marked(), again=True) == 0
+    assert source.deliver(2, marked(), queue=b"another") == source.whole
