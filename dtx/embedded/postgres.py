@@ -44,7 +44,7 @@ from dtx.embedded.cluster import (
     write_private,
 )
 
-__all__ = ["EmbeddedPostgres", "EmbeddedPostgresError", "connection_url"]
+__all__ = ["EmbeddedPostgres", "EmbeddedPostgresError", "connection_url", "has_cluster", "take_lock"]
 
 ORDERLY_SECONDS = (
     15.0  # for a fast shutdown with its checkpoint; without it, recovery does the same work at the next start
@@ -93,7 +93,7 @@ class EmbeddedPostgres:
         programs = find_programs()
         account = choose_account(self.data_dir)
         prepare_directory(self.data_dir, account)
-        self._lock = _take_lock(self.data_dir)
+        self._lock = take_lock(self.data_dir)
         try:
             return self._start_locked(reachable_programs(programs, account, self.data_dir), account)
         except OSError as error:
@@ -265,7 +265,7 @@ class EmbeddedPostgres:
         self.stop()
 
 
-def _take_lock(data_dir: Path) -> int:
+def take_lock(data_dir: Path) -> int:
     """Lock ``embedded.lock`` until the descriptor is closed or the process ends.
 
     Raises:

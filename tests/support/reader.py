@@ -39,7 +39,7 @@ QUESTIONS: Final = (
     Question("How do I connect C programs with Tuxedo?", "how-to/c", "", "udataobj/RM"),
     Question("How large must the machine be?", "operations/sizing", "Processor", "Cores for dtx"),
     Question("How do I upgrade the embedded PostgreSQL to a new major version?", "operations/upgrade",
-             "The embedded PostgreSQL", "pg_restore"),
+             "The embedded PostgreSQL", "dtx restore"),
     Question("How do I restore a backup?", "operations/backup", "Restore", "Stop every dtx"),
     Question("A branch is stuck: what do I do?", "operations/runbooks", "A branch is stuck, or its outcome is a hazard",
              "dtx retry"),
