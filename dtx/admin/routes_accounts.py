@@ -18,7 +18,7 @@ from dtx.admin.forms import Form, Moment
 from dtx.admin.identity import Identity
 from dtx.admin.problems import refusals
 from dtx.auth.roles import TAGS, OperatorRole
-from dtx.auth.users import AccountEditor, User
+from dtx.auth.users import AccountEditor, Snapshot, User
 
 Word = Annotated[str, Field(max_length=255)]
 Why = Annotated[str, Field(max_length=2000)]
@@ -260,11 +260,16 @@ async def _change(
     return await context.audited(who, action, form.name, form.reason, detail, work)
 
 
+async def read_accounts(context: ApiContext) -> Snapshot:
+    """Users and virtual hosts, without a check of the role."""
+    return await asyncio.to_thread(AccountEditor(context.url, context.rm).read)
+
+
 @router.get("/users", tags=["users"])
 async def list_users(who: Asker, context: Context) -> list[UserForm]:
     """List users by name, with their permissions."""
     who.require(OperatorRole.COORDINATOR)
-    found = await asyncio.to_thread(AccountEditor(context.url, context.rm).read)
+    found = await read_accounts(context)
     return [UserForm.of_user(user) for user in found.users.values()]
 
 
@@ -355,7 +360,7 @@ async def revoke_topic(who: Asker, context: Context, form: TopicPlaceForm) -> Li
 async def list_vhosts(who: Asker, context: Context) -> list[VhostForm]:
     """List virtual hosts by name."""
     who.require(OperatorRole.VIEWER)
-    found = await asyncio.to_thread(AccountEditor(context.url, context.rm).read)
+    found = await read_accounts(context)
     return [VhostForm(name=name) for name in sorted(found.vhosts)]
 
 

@@ -166,7 +166,8 @@ class Quotas:
     """
 
     def __init__(self, quotas: Iterable[Quota], total: Budget) -> None:
-        self._quotas = {(quota.scope, quota.name): dict(quota.limits) for quota in quotas}
+        self.limits: Final = {(quota.scope, quota.name): dict(quota.limits) for quota in quotas}
+        """The settings, by scope and name."""
         self._total = total
         self._usages: dict[tuple[str, str], Usage] = {}
         """The usage of users and virtual hosts; it is kept current only for those that have a quota."""
@@ -200,7 +201,7 @@ class Quotas:
         self._usages = {key: usage for key, usage in self._usages.items() if key in known}
 
     def _usage(self, scope: str, name: str) -> Usage:
-        return Usage(scope, name, self._quotas.get((scope, "*"), {}) | self._quotas.get((scope, name), {}))
+        return Usage(scope, name, self.limits.get((scope, "*"), {}) | self.limits.get((scope, name), {}))
 
 
 def _free(place: Path) -> int:

@@ -21,7 +21,7 @@ from dtx.admin import routes_orders, routes_read
 from dtx.admin.api_context import ApiContext, page_of
 from dtx.admin.forms import AuditQuery, DisconnectForm, OutcomeQuery, XidQuery
 from dtx.admin.problems import Problem
-from dtx.admin.web import branch_pages, login
+from dtx.admin.web import account_pages, branch_pages, login
 from dtx.admin.web.branch_pages import attachment, contents_page
 from dtx.admin.web.live_updates import LiveUpdates, curve, endings, rates
 from dtx.admin.web.page_request import (
@@ -281,7 +281,7 @@ def website(context: ApiContext, pulse: LiveUpdates) -> FastAPI:
     app.state.context = context
     app.state.pulse = pulse
     app.state.sessions = Sessions()
-    for routes in (login.router, branch_pages.router, router):
+    for routes in (login.router, branch_pages.router, account_pages.router, router):
         app.include_router(routes, include_in_schema=False, dependencies=[Depends(require_known_keys)])
 
     async def redirect_to_sign_in(request: Request, _: Exception) -> Response:

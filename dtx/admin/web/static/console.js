@@ -45,8 +45,8 @@ const present = (text) => {
   dialog.replaceChildren(document.adoptNode(part));
   enliven(dialog);
   if (!dialog.open) dialog.showModal();
-  const first = dialog.querySelector("[role=alert]") || dialog.querySelector("textarea:placeholder-shown, textarea") || dialog;
-  first.tabIndex = first.matches("textarea") ? 0 : -1;
+  const first = dialog.querySelector("[role=alert]") || dialog.querySelector("form :is(input:not([type=hidden]), select, textarea)") || dialog;
+  if (!first.matches("input, select, textarea")) first.tabIndex = -1;
   first.focus();
   return true;
 };

@@ -10,7 +10,7 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 from fastapi.routing import APIRoute
 
-from dtx.admin.web import branch_pages, login
+from dtx.admin.web import account_pages, branch_pages, login
 from dtx.admin.web import site as pages
 from dtx.auth.operators import OperatorLog
 from dtx.auth.roles import OperatorRole
@@ -88,12 +88,20 @@ PAGES = {
     "audit": OperatorRole.COORDINATOR,
     "transaction?gtrid=61": OperatorRole.VIEWER,
     "live": OperatorRole.VIEWER,
+    "users": OperatorRole.COORDINATOR,
+    "user?name=guest": OperatorRole.COORDINATOR,
+    "permissions": OperatorRole.COORDINATOR,
+    "vhosts": OperatorRole.VIEWER,
+    "tokens": OperatorRole.COORDINATOR,
+    "quotas": OperatorRole.VIEWER,
+    "change?action=make-user": OperatorRole.COORDINATOR,
 }
 """The role that each page needs."""
 FORMS = {
     "decide": OperatorRole.OPERATOR,
     "bulk": OperatorRole.COORDINATOR,
     "connection/close": OperatorRole.OPERATOR,
+    "change?action=make-vhost&name=made": OperatorRole.COORDINATOR,
     "sign-out": OperatorRole.VIEWER,
 }
 """The role that each form needs."""
@@ -101,13 +109,13 @@ FORMS = {
 
 def test_every_page_and_every_form_is_here() -> None:
     there: dict[str, set[str]] = {"GET": set(), "POST": set()}
-    for part in (login, branch_pages, pages):
+    for part in (login, branch_pages, account_pages, pages):
         for route in part.router.routes:
             assert isinstance(route, APIRoute)
             for method in route.methods or ():
                 there[method].add(route.path.removeprefix("/"))
     assert there["GET"] == {page.partition("?")[0] for page in PAGES} | {"sign-in", "static/{name}"}
-    assert there["POST"] == {*FORMS, "sign-in"}
+    assert there["POST"] == {form.partition("?")[0] for form in FORMS} | {"sign-in"}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -18,7 +18,9 @@ from tests.support.tour import PASSWORDS, REASON, Tour
 
 PAGES = (
     "", "branches", "outcomes", "archive", "connections", "audit", "bulk?state=prepared", "branch?xid={0}",
-    "decide?xid={0}&action=rollback", "message?xid={0}&position=0", "reconciliation",
+    "decide?xid={0}&action=rollback", "message?xid={0}&position=0", "reconciliation", "users", "user?name=carla",
+    "permissions", "vhosts", "tokens", "quotas", "change?action=make-user", "change?action=remove-user&name=carla",
+    "change?action=grant&name=carla", "change?action=make-token",
 )  # fmt: skip
 
 
