@@ -304,6 +304,7 @@ def make_cluster(programs: Programs, account: SystemAccount, data_dir: Path) -> 
         write_private(fresh / "dtx.password", password, account)
         fresh.rename(cluster)
         sync_directory(data_dir)
+    cluster.chmod(0o700)  # a volume may have opened it for a group, which PostgreSQL refuses
     write_private(cluster / "dtx.conf", SETTINGS, account)
     log_directory = data_dir / "postgres-log"
     log_directory.mkdir(mode=0o700, exist_ok=True)

@@ -263,6 +263,12 @@ def test_a_cluster_of_another_major_version_is_refused(server: EmbeddedPostgres,
     version.write_text("18\n")
 
 
+def test_a_directory_that_a_group_may_read_is_closed(server: EmbeddedPostgres, data_dir: Path) -> None:
+    """Kubernetes: a volume with fsGroup may be readable and writable for that group."""
+    (data_dir / "postgres").chmod(0o2770)
+    assert one(server.start(), "SELECT 1") == 1
+
+
 def test_a_missing_wheel_is_reported_with_the_package(
     server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
