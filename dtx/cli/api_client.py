@@ -80,6 +80,10 @@ class Api(ABC):
         """The answer to POST *path*."""
         return self._ask("POST", address(path, query), body)
 
+    def put(self, path: str, body: object) -> None:
+        """Make the object at *path*."""
+        self._ask("PUT", path, body)
+
     def delete(self, path: str, **query: object) -> None:
         """Remove *path*."""
         self._ask("DELETE", address(path, query), None)
@@ -171,11 +175,15 @@ def encoded(body: object) -> bytes | None:
 
 
 def accept(response: "httpx.Response") -> None:
-    """Raise ``RequestRefused`` with the detail of the problem document, unless the status is a success."""
+    """Raise ``RequestRefused`` unless the status is a success.
+
+    Its reason is the detail of the problem document, or the reason of RabbitMQ's management API.
+    """
     if response.is_success:
         return
     try:
-        sentence = str(json.loads(response.read())["detail"])
+        problem = json.loads(response.read())
+        sentence = str(problem["detail"] if "detail" in problem else problem["reason"])
     except (ValueError, KeyError, TypeError):
         sentence = f"the API answered {response.status_code} {response.reason_phrase}"
     raise RequestRefused(response.status_code, sentence)

@@ -67,10 +67,11 @@ class Column(NamedTuple):
 
     def text(self, row: Row) -> "str | Text":
         """The cell of *row*."""
-        return cell_text(_field(row, self.key)) if self.cell is None else self.cell(row)
+        return cell_text(field_of(row, self.key)) if self.cell is None else self.cell(row)
 
 
-def _field(row: Row, key: str) -> Any:
+def field_of(row: Row, key: str) -> Any:
+    """The field *key* of *row*, ``a.b`` for a field of a field; ``None`` if there is none."""
     found: Any = row
     for word in key.split("."):
         found = found.get(word) if isinstance(found, Mapping) else None
@@ -169,7 +170,7 @@ class Listing:
         if rows and not any(key.partition(".")[0] in row for row in rows):
             known = ", ".join(column.name for column in columns)
             raise click.BadParameter(f"there is no column {safe(name)}: the columns are {known}", param_hint="--sort")
-        return sorted(rows, key=lambda row: _order(_field(row, key)), reverse=self.sort.startswith("-"))
+        return sorted(rows, key=lambda row: _order(field_of(row, key)), reverse=self.sort.startswith("-"))
 
     def _repeat(self, lines: Callable[[], Iterable[str]]) -> None:
         if self.every is None:
@@ -294,7 +295,8 @@ def table_lines(
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), show_header=head)
     for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+        number = column in numbers
+        table.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=number)
     for row in rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     console = Console(

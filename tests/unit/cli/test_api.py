@@ -39,7 +39,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(answer)
         self.close_connection = True
 
-    do_GET = do_POST = do_DELETE = _answer  # noqa: N815 - the names of http.server
+    do_GET = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815 - the names of http.server
 
     def log_message(self, *_: object) -> None:
         """Log nothing."""
@@ -59,7 +59,7 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def _serving() -> Iterator[Server]:
+def serving() -> Iterator[Server]:
     with Server() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -73,7 +73,7 @@ def _serving() -> Iterator[Server]:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("DTX_TOKEN", "secret")
-    with _serving() as found:
+    with serving() as found:
         yield found
 
 
@@ -109,7 +109,7 @@ def test_delete_names_the_object_in_the_path(server: Server) -> None:
 
 
 def test_the_token_goes_to_the_named_address_alone(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    with _serving() as other:
+    with serving() as other:
         server.answer = (307, {"location": f"{other.url}/dtx/v1/audit"}, b"")
         assert run(["audit", "--api", server.url]) == 1
         assert not other.asked
@@ -120,6 +120,7 @@ def test_the_token_goes_to_the_named_address_alone(server: Server, capsys: pytes
     ("answer", "said"),
     [
         ((404, b'{"detail": "unknown xid 1:61:"}'), "unknown xid 1:61:"),
+        ((404, b'{"error": "Object Not Found", "reason": "no queue \'q\'"}'), "no queue 'q'"),
         ((500, b"oops"), "the API answered 500 Internal Server Error"),
         ((403, b'["detail"]'), "the API answered 403 Forbidden"),
         ((200, b"no JSON"), "the API at {url} does not answer: Expecting value: line 1 column 1 (char 0)"),

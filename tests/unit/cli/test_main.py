@@ -24,7 +24,8 @@ from dtx.log.records import LogState
 
 COMMANDS = (
     "serve", "migrate", "user", "vhost", "branches", "show", "commit", "rollback", "forget",
-    "retry", "redirect", "discard", "export", "bulk", "audit", "token", "doctor", "completion",
+    "retry", "redirect", "discard", "export", "bulk", "audit", "token", "doctor", "completion", "queue", "exchange",
+    "connection", "definitions",
 )  # fmt: skip
 FORMER = ("in-doubt", "users", "vhosts", "tokens")
 
