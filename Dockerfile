@@ -18,7 +18,7 @@ LABEL org.opencontainers.image.title="dtx" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /install /usr/local
-COPY deploy/docker/healthcheck.py /usr/local/lib/dtx/healthcheck.py
+COPY deploy/docker/healthcheck.py deploy/docker/role.py /usr/local/lib/dtx/
 RUN groupadd --system --gid 5673 dtx \
     && useradd --system --uid 5673 --gid dtx --home-dir /var/lib/dtx --shell /usr/sbin/nologin dtx \
     && install --directory --owner dtx --group dtx --mode 0700 /var/lib/dtx
