@@ -299,6 +299,13 @@ class BulkResult(Form):
     vhost: str = Field(description="Virtual host.")
     answer: str = Field(description="xa-…, or the reason why it was refused.")
     done: bool = Field(description="Whether the order was carried out.")
+    state: str | None = Field(default=None, description="State before the order; null if it was refused.")
+    becomes: str | None = Field(
+        default=None, description="State afterwards; unknown if it is no longer in the log, null if it was refused."
+    )
+    outcome: str | None = Field(default=None, description="Heuristic outcome afterwards; null if none.")
+    archived: int = Field(default=0, description="Undelivered messages that go to the archive.")
+    fates: dict[str, int] = Field(default_factory=dict, description="Number of messages by the result for them.")
 
 
 class BulkAnswer(Form):

@@ -5,6 +5,7 @@ The decision of a policy takes the same way as the order of an operator, with au
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Annotated, Final, Literal
@@ -225,14 +226,18 @@ async def _many(
         async with slots:
             try:
                 if form.dry_run:
-                    answer = (await operators.forecast(order)).later_answer
+                    forecast = await operators.forecast(order)
+                    answer = forecast.later_answer
                 else:
-                    answer = (await operators.carry_out(order)).answer
+                    done = await operators.carry_out(order)
+                    forecast, answer = done.forecast, done.answer
                     context.metrics.orders[order.action].inc()
             except Exception as error:  # noqa: BLE001 - one branch that cannot be decided stops no other
                 problem = as_problem(error)
                 return forms.BulkResult(xid=str(branch.xid), vhost=branch.vhost, answer=problem.detail, done=False)
-        return forms.BulkResult(xid=str(branch.xid), vhost=branch.vhost, answer=answer, done=not form.dry_run)
+        fates = Counter(str(step.fate or "redirected") for step in forecast.steps)
+        place = {"xid": str(branch.xid), "vhost": branch.vhost}
+        return forms.BulkResult.of(forecast, **place, answer=answer, done=not form.dry_run, fates=fates)
 
     return list(await asyncio.gather(*map(one, found)))
 

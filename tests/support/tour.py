@@ -186,9 +186,11 @@ class Tour:
         carla.follow("Decide about chosen branches", "button")
         carla.page.get_by_label("Reason").fill(REASON)
         carla.follow("Dry run", "button")
-        assert "The order would run rollback on 2 branches" in carla.text()
+        assert "The order: Roll back 2 branches heuristically." in carla.text()
+        rows = carla.page.locator("tbody tr").all_inner_texts()
+        assert ["2 dropped, 1 put-back" in row for row in rows] == [True, True]
         self.shoot(carla, "dry run of many")
-        carla.follow("Run rollback on 2 branches", "button")
+        carla.follow("Roll back 2 branches heuristically", "button")
         assert "2 of 2 done" in carla.text()
         self.shoot(carla, "many are decided")
         states = {xid.gtrid: state for xid, state in self.scene.states().items() if xid.gtrid.startswith(b"batch")}

@@ -233,6 +233,7 @@ def _bulk_page(
         "bulk.html",
         HTTPStatus.OK if problem is None else problem.status,
         fields=fields,
+        search={} if "branch" in fields else fields,
         action=action,
         actions=ACTIONS,
         reason=reason,

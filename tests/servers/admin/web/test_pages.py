@@ -100,9 +100,9 @@ def test_pages_of_branches_follow_each_other(tour: Tour, site: StandaloneStage) 
     assert "page-*" in carla.text()
     carla.page.get_by_label("Reason").fill(REASON)
     carla.follow("Dry run", "button")
-    assert "The order would run rollback on 120 branches" in carla.text()
+    assert "The order: Roll back 120 branches heuristically." in carla.text()
     prepared(site, b"page-late")
-    carla.follow("Run rollback on 120 branches", "button")
+    carla.follow("Roll back 120 branches heuristically", "button")
     expect(carla.page.get_by_role("alert")).to_contain_text("the branches have changed since the dry run")
     assert {state for xid, state in site.states().items() if xid.gtrid.startswith(b"page")} == {"prepared"}
 
