@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from configparser import ConfigParser
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from dtx.cli.errors import Exit
+from dtx.config import Settings, parse_duration
+from dtx.embedded.postgres import ORDERLY_SECONDS
 from dtx.log.records import JournalEvent
 from dtx.manager.operators import OperatorAction
 from dtx.store.api import UnitOutcome
@@ -146,3 +150,30 @@ def test_prometheus_takes_the_rules_and_they_fire_when_they_should(
     (tmp_path / "panels.yml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
     checked = promtool("check", "rules", "panels.yml", cwd=tmp_path)
     assert checked.returncode == 0, checked.stderr
+
+
+def service() -> dict[str, str]:
+    """The settings of dtx.service."""
+    parser = ConfigParser(interpolation=None, delimiters=("=",), comment_prefixes=("#",), strict=False)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string((DEPLOY / "systemd/dtx.service").read_text())
+    return dict(parser["Service"])
+
+
+def test_the_service_starts_and_stops_as_dtx_expects() -> None:
+    """Dtx notifies systemd, stops its PostgreSQL itself, and ends with 2 if the settings are wrong."""
+    found = service()
+    assert (found["Type"], found["KillMode"]) == ("notify", "mixed")
+    assert found["ExecStart"].split()[1:] == ["serve"]
+    assert found["RestartPreventExitStatus"] == str(int(Exit.USAGE))
+    assert parse_duration(found["TimeoutStopSec"]) >= Settings.model_fields["drain_timeout"].default + ORDERLY_SECONDS
+
+
+def test_the_service_may_do_little_else(tmp_path: Path, left_out: Callable[[str], None]) -> None:
+    if shutil.which("systemd-analyze") is None:
+        left_out("the exposure of dtx.service: there is no systemd-analyze")
+        return
+    (tmp_path / "dtx.service").write_text((DEPLOY / "systemd/dtx.service").read_text())
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=20", str(tmp_path / "dtx.service")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
