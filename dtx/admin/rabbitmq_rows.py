@@ -214,25 +214,7 @@ class View:
 
     def connection_row(self, pair: Client) -> Row:
         """A client's connection."""
-        client, at = pair
-        start, agreed = client.start_ok, client.agreed
-        return connection_details(at) | {
-            "node": self.node,
-            "type": "network",
-            "user": client.who.user,
-            "vhost": client.who.vhost,
-            "user_who_performed_action": client.who.user,
-            "protocol": at.protocol,
-            "ssl": at.tls,
-            "state": client.stage.value,
-            "connected_at": round(at.since * 1000),
-            "channels": len(client.channels),
-            "auth_mechanism": None if start is None else exact_name(start.mechanism),
-            "client_properties": {} if start is None else table_to_json(start.client_properties),
-            "channel_max": None if agreed is None else agreed.channel_max,
-            "frame_max": None if agreed is None else agreed.frame_max,
-            "timeout": None if agreed is None else agreed.heartbeat,
-        }
+        return {"node": self.node} | connection_row(pair)
 
     def channel_row(self, found: tuple[Client, int, BrokerChannel]) -> Row:
         """A channel."""
@@ -463,6 +445,28 @@ def connection_details(at: Arrived) -> Row:
     """The addresses of a connection."""
     host, port = _parts(at.local)
     return _peer(at) | {"host": host, "port": port}
+
+
+def connection_row(pair: Client) -> Row:
+    """A client's connection."""
+    client, at = pair
+    start, agreed = client.start_ok, client.agreed
+    return connection_details(at) | {
+        "type": "network",
+        "user": client.who.user,
+        "vhost": client.who.vhost,
+        "user_who_performed_action": client.who.user,
+        "protocol": at.protocol,
+        "ssl": at.tls,
+        "state": client.stage.value,
+        "connected_at": round(at.since * 1000),
+        "channels": len(client.channels),
+        "auth_mechanism": None if start is None else exact_name(start.mechanism),
+        "client_properties": {} if start is None else table_to_json(start.client_properties),
+        "channel_max": None if agreed is None else agreed.channel_max,
+        "frame_max": None if agreed is None else agreed.frame_max,
+        "timeout": None if agreed is None else agreed.heartbeat,
+    }
 
 
 def user_row(user: User) -> Row:

@@ -451,7 +451,8 @@ async def show_audit(who: Asker, context: Context, query: Annotated[forms.AuditQ
     return forms.AuditPage(lines=[forms.AuditForm.of(line) for line in shown], cursor=None if last is None else last.id)
 
 
-def _clients(active: Active, user: str | None, vhost: str | None) -> Iterator[tuple[Connected, Arrived]]:
+def clients_of(active: Active, user: str | None, vhost: str | None) -> Iterator[tuple[Connected, Arrived]]:
+    """The connections of a user, in a virtual host, or all."""
     for client, arrival in active.connections().items():
         if user in (None, client.who.user) and vhost in (None, client.who.vhost):
             yield client, arrival
@@ -469,7 +470,7 @@ async def list_connections(
     """List client connections."""
     who.require(OperatorRole.VIEWER)
     active, _ = context.require_active()
-    later = ((client, arrival) for client, arrival in _clients(active, user, vhost) if client.id > cursor)
+    later = ((client, arrival) for client, arrival in clients_of(active, user, vhost) if client.id > cursor)
     found = nsmallest(limit + 1, later, key=lambda pair: pair[0].id)
     shown, last = page_of(found, limit)
     return forms.ConnectionPage(
@@ -562,7 +563,7 @@ async def list_scans(
     scans: list[forms.ScanForm] = []
 
     def find() -> Iterator[None]:
-        for client, _ in list(_clients(active, user, vhost)):
+        for client, _ in list(clients_of(active, user, vhost)):
             for number, channel in client.channels.items():
                 if channel.scan is not None and (client.id, number) > after:
                     scans.append(forms.ScanForm.of_scan(client, number, channel.scan))

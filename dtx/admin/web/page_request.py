@@ -183,13 +183,23 @@ async def total(
 def frame(visit: Visit | None) -> dict[str, Any]:
     """The values that the frame of every page needs."""
     if visit is None:
-        return {"me": None, "mark": "", "notice": None, "here": "", "rm": "", "active": True, "live": None}
+        return {
+            "me": None,
+            "mark": "",
+            "notice": None,
+            "here": "",
+            "rm": "",
+            "active": True,
+            "live": None,
+            "standalone": False,
+        }
     return {
         "me": visit.who,
         "mark": visit.session.mark,
         "notice": None if visit.part else visit.session.pop_notice(),
         "here": visit.here,
         "rm": visit.context.rm,
+        "standalone": visit.context.standalone,
         "active": visit.context.active is not None and visit.context.active.lease_valid(),
         "live": None,
     }
@@ -255,7 +265,7 @@ def known_keys(page: Callable[..., object]) -> frozenset[str]:
         given = getattr(parameter.annotation, "__origin__", parameter.annotation)
         if isinstance(given, type) and issubclass(given, BaseModel):
             found.update(field.alias or key for key, field in given.model_fields.items())
-        elif name not in ("request", "visit"):
+        elif name not in ("request", "visit", "view"):
             of_type = getattr(parameter.annotation, "__metadata__", ())
             found.add(next((each.alias for each in of_type if getattr(each, "alias", None)), name))
     return frozenset(found)

@@ -54,7 +54,7 @@ def static_version(name: str) -> str:
     return hashlib.sha256(static_content(name)).hexdigest()[:16]
 
 
-def address(page: str, **query: object) -> str:
+def address(page: str, /, **query: object) -> str:
     """The address of a page. Empty values of the query are left out; a list becomes one parameter for each item."""
     given = {key: value for key, value in query.items() if value not in (None, "", [], ())}
     return f"{PAGES}/{page}" + (f"?{urlencode(given, doseq=True)}" if given else "")
@@ -116,11 +116,13 @@ def _environment() -> Environment:
         when=_when,
         ago=_ago,
         duration=_duration,
+        round_seconds=lambda seconds: _duration(None if seconds is None else round(seconds)),
         latency=_latency,
         size=human_size,
         short=_short,
         readable=_readable,
         name=_name,
+        typed=escape,  # for fields of several lines: _finalize would escape line ends, too
     )
     # Markup, because _finalize would escape the narrow space.
     found.filters["number"] = lambda value: Markup("{}").format(f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}"))

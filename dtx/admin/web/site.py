@@ -9,20 +9,25 @@
 import asyncio
 from base64 import b64decode
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from dtx.admin import routes_orders, routes_read
 from dtx.admin.api_context import ApiContext, page_of
-from dtx.admin.forms import AuditQuery, DisconnectForm, OutcomeQuery, XidQuery
+from dtx.admin.forms import AuditQuery, ConnectionForm, DisconnectForm, OutcomeQuery, XidQuery
 from dtx.admin.problems import Problem
-from dtx.admin.web import account_pages, branch_pages, login
-from dtx.admin.web.branch_pages import attachment, contents_page
+from dtx.admin.rabbitmq_lists import Listed, Row
+from dtx.admin.rabbitmq_rows import Client, connection_row
+from dtx.admin.routes_rabbitmq import view_of
+from dtx.admin.web import account_pages, branch_pages, broker_pages, login
+from dtx.admin.web.branch_pages import attachment, contents_page, plain
+from dtx.admin.web.broker_pages import NamedQuery, list_page
 from dtx.admin.web.live_updates import LiveUpdates, curve, endings, rates
 from dtx.admin.web.page_request import (
     Sessions,
@@ -93,24 +98,32 @@ def _listed(page: str, given: dict[str, str], cursor: object, following: object)
     }
 
 
+class ConnectionsQuery(NamedQuery):
+    """The query of connections."""
+
+    user: str = Field(default="", max_length=255)
+
+
 @router.get("/connections")
-@reads("user", "vhost")
-async def show_connections(request: Request, visit: Visitor, cursor: int = 0) -> Response:
+async def show_connections(visit: Visitor, query: Annotated[ConnectionsQuery, Query()]) -> Response:
     """Connections, branches that have not voted, and open recovery scans."""
-    given: dict[str, Any] = _given(request, "user", "vhost")
     who, context = visit.who, visit.context
-    found = await routes_read.list_connections(who, context, **given, cursor=cursor, limit=_PAGE)
-    vhost = given.get("vhost")
-    working = await routes_read.list_associations(who, context, owner=given.get("user"), vhost=vhost, limit=_OTHERS)
-    scans = await routes_read.list_scans(who, context, user=given.get("user"), vhost=vhost, cursor="0-0", limit=_OTHERS)
+    user, vhost = query.user or None, query.vhost or None
+    working = await routes_read.list_associations(who, context, owner=user, vhost=vhost, limit=_OTHERS)
+    scans = await routes_read.list_scans(who, context, user=user, vhost=vhost, cursor="0-0", limit=_OTHERS)
+    active, _ = context.require_active()
+    clients = {client.id: (client, at) for client, at in routes_read.clients_of(active, user, vhost)}
+    listed = Listed(clients.values(), lambda pair: {"id": pair[0].id} | connection_row(pair), ("id",))
+    found = await list_page("connections", listed, query)
+    shown = await ConnectionForm.of_clients(clients[row["id"]] for row in found.rows)
     return visit.show(
         "connections.html",
-        connections=found.connections,
+        found=found,
+        connections=list(zip(found.rows, shown, strict=True)),
         branches=working.associations,
         more_branches=working.cursor is not None,
         scans=scans.scans,
         more_scans=scans.cursor is not None,
-        **_listed("connections", given, cursor, found.cursor),
         live="always",
     )
 
@@ -119,7 +132,20 @@ async def show_connections(request: Request, visit: Visitor, cursor: int = 0) ->
 async def show_connection(visit: Visitor, number: int) -> Response:
     """One connection with its channels."""
     found = await routes_read.show_connection(visit.who, visit.context, number)
-    return visit.show("connection.html", connection=found.connection, channels=found.channels, live="always")
+    client = cast("Client", routes_read.client_of(visit.context, number))
+    row = connection_row(client)
+    details: dict[int, Row] = {}
+    if visit.context.standalone:
+        view = await view_of(visit.who, visit.context)
+        details = {each[1]: view.channel_row(each) for each in view.channels([client])}
+    return visit.show(
+        "connection.html",
+        connection=found.connection,
+        row=row,
+        properties=plain(row["client_properties"]),
+        channels=[(channel, details.get(channel.number)) for channel in found.channels],
+        live="always",
+    )
 
 
 @router.get("/connection/close")
@@ -281,7 +307,7 @@ def website(context: ApiContext, pulse: LiveUpdates) -> FastAPI:
     app.state.context = context
     app.state.pulse = pulse
     app.state.sessions = Sessions()
-    for routes in (login.router, branch_pages.router, account_pages.router, router):
+    for routes in (login.router, branch_pages.router, broker_pages.router, account_pages.router, router):
         app.include_router(routes, include_in_schema=False, dependencies=[Depends(require_known_keys)])
 
     async def redirect_to_sign_in(request: Request, _: Exception) -> Response:

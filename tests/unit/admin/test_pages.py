@@ -10,7 +10,9 @@ from fastapi import Query
 from dtx.admin.branch_filter import FilterForm
 from dtx.admin.forms import AuditQuery
 from dtx.admin.problems import Problem
+from dtx.admin.rabbitmq_lists import Listed
 from dtx.admin.web.branch_pages import asked, filter_of
+from dtx.admin.web.broker_pages import ListPage, NamedQuery, list_page, typed_properties
 from dtx.admin.web.live_updates import Sample, curve, endings, rates, take
 from dtx.admin.web.page_request import Fields, frame, known_keys, local, reads
 from dtx.admin.web.rendering import _environment_of_pages, _when, address, render
@@ -108,15 +110,10 @@ def test_nothing_reaches_a_page_unescaped() -> None:
     ("given", "said"), [({}, "No client is connected."), ({"user": "olga"}, "No connection matches.")]
 )
 def test_an_empty_connection_list_reports_whether_a_search_applied(given: dict[str, str], said: str) -> None:
-    context = {
-        **frame(None),
-        "given": given,
-        "connections": [],
-        "branches": [],
-        "scans": [],
-        "first": None,
-        "more": None,
-    }
+    found = ListPage(
+        where="connections", rows=[], count=0, total=0, page=1, pages=1, given=given, sort="", reverse=False
+    )
+    context = {**frame(None), "found": found, "connections": [], "branches": [], "scans": []}
     assert said in bytes(render("connections.html", context).body).decode()
 
 
@@ -164,3 +161,47 @@ def test_a_time_is_shown_in_utc_and_precise_for_machines() -> None:
 def test_a_large_number_has_spaces_that_are_seen_as_such() -> None:
     page = _environment_of_pages.from_string("{{ 1234567 | number }}")
     assert page.render() == "1\N{NARROW NO-BREAK SPACE}234\N{NARROW NO-BREAK SPACE}567"
+
+
+ROWS = [{"name": f"queue {number}", "size": number % 3} for number in range(120)]
+LISTED = Listed(ROWS, dict, ("name",))
+
+
+async def test_a_page_of_a_list_has_rows_and_total() -> None:
+    found = await list_page(
+        "queues", LISTED, NamedQuery(vhost="/", page=2, sort="size", sort_reverse=True, name="UEUE 1")
+    )
+    assert (found.count, found.total, found.page, found.pages) == (31, 120, 1, 1)
+    assert [row["size"] for row in found.rows] == sorted((row["size"] for row in found.rows), reverse=True)
+    assert found.at(1) == "/console/queues?vhost=%2F&name=UEUE+1&sort=size&sort_reverse=yes"
+    assert found.by("size", descending=True) == "/console/queues?vhost=%2F&name=UEUE+1&sort=size"
+    assert found.by("name", descending=False) == "/console/queues?vhost=%2F&name=UEUE+1&sort=name"
+
+
+async def test_a_page_after_the_end_shows_the_last_one() -> None:
+    found = await list_page("queues", LISTED, NamedQuery(page=99))
+    assert (len(found.rows), found.page, found.pages, found.rows[-1]["name"]) == (20, 3, 3, "queue 99")
+    assert found.at(2) == "/console/queues?page=2"
+
+
+async def test_a_list_is_not_sorted_by_a_field_it_lacks() -> None:
+    with pytest.raises(Problem, match="the rows have no field 'weight'"):
+        await list_page("queues", LISTED, NamedQuery(sort="weight"))
+
+
+@pytest.mark.parametrize(("text", "found"), [("", {}), ('{"priority": 3}', {"priority": 3})])
+def test_typed_properties_are_an_object_of_json(text: str, found: dict[str, int]) -> None:
+    assert typed_properties(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("[1]", "no object of JSON"), ("{", "no JSON"), ("[" * 100_000, "no JSON")]
+)
+def test_typed_properties_that_are_no_object_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(Problem, match=reason):
+        typed_properties(text)
+
+
+def test_a_field_of_several_lines_keeps_its_line_ends() -> None:
+    page = _environment_of_pages.from_string("{{ text | typed }} {{ text }}")
+    assert page.render(text="<a>\n\tb") == "&lt;a&gt;\n\tb &lt;a&gt;\\n\\tb"

@@ -87,11 +87,11 @@ dialog.addEventListener("submit", async (event) => {
     if (present(await answer.text())) return;
     say("The order was not accepted: open the page again");
   } catch {
-    say("dtx does not answer: it is not known whether the order was carried out, open the branch again");
+    say("dtx does not answer: it is not known whether the order was carried out, open the page again");
     const note = document.createElement("p");
     note.className = "note bad";
     note.setAttribute("role", "alert");
-    note.textContent = "dtx does not answer. It is not known whether the order was carried out: open the branch again.";
+    note.textContent = "dtx does not answer. It is not known whether the order was carried out: open the page again.";
     form.prepend(note);
   }
   for (const button of buttons) button.disabled = false;

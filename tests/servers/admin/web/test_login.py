@@ -10,7 +10,7 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 from fastapi.routing import APIRoute
 
-from dtx.admin.web import account_pages, branch_pages, login
+from dtx.admin.web import account_pages, branch_pages, broker_pages, login
 from dtx.admin.web import site as pages
 from dtx.auth.operators import OperatorLog
 from dtx.auth.roles import OperatorRole
@@ -87,6 +87,16 @@ PAGES = {
     "connection/close?number=999999": OperatorRole.OPERATOR,
     "audit": OperatorRole.COORDINATOR,
     "transaction?gtrid=61": OperatorRole.VIEWER,
+    "queues": OperatorRole.VIEWER,
+    "queue?name=nothing": OperatorRole.VIEWER,
+    "exchanges": OperatorRole.VIEWER,
+    "exchange?name=amq.direct": OperatorRole.VIEWER,
+    "bindings": OperatorRole.VIEWER,
+    "consumers": OperatorRole.VIEWER,
+    "queue/purge?name=nothing": OperatorRole.OPERATOR,
+    "queue/delete?name=nothing": OperatorRole.OPERATOR,
+    "queue/messages?name=nothing": OperatorRole.OPERATOR,
+    "publish": OperatorRole.OPERATOR,
     "live": OperatorRole.VIEWER,
     "users": OperatorRole.COORDINATOR,
     "user?name=guest": OperatorRole.COORDINATOR,
@@ -102,6 +112,10 @@ FORMS = {
     "bulk": OperatorRole.COORDINATOR,
     "connection/close": OperatorRole.OPERATOR,
     "change?action=make-vhost&name=made": OperatorRole.COORDINATOR,
+    "queue/purge": OperatorRole.OPERATOR,
+    "queue/delete": OperatorRole.OPERATOR,
+    "queue/messages": OperatorRole.OPERATOR,
+    "publish": OperatorRole.OPERATOR,
     "sign-out": OperatorRole.VIEWER,
 }
 """The role that each form needs."""
@@ -109,7 +123,7 @@ FORMS = {
 
 def test_every_page_and_every_form_is_here() -> None:
     there: dict[str, set[str]] = {"GET": set(), "POST": set()}
-    for part in (login, branch_pages, account_pages, pages):
+    for part in (login, branch_pages, broker_pages, account_pages, pages):
         for route in part.router.routes:
             assert isinstance(route, APIRoute)
             for method in route.methods or ():

@@ -21,7 +21,11 @@ PAGES = (
     "decide?xid={0}&action=rollback", "message?xid={0}&position=0", "reconciliation", "users", "user?name=carla",
     "permissions", "vhosts", "tokens", "quotas", "change?action=make-user", "change?action=remove-user&name=carla",
     "change?action=grant&name=carla", "change?action=make-token",
+    "queues", "queue?name={1}", "queue/purge?name={1}", "queue/delete?name={1}", "queue/messages?name={1}", "publish",
+    "exchanges", "exchange?name=amq.default", "bindings", "consumers",
 )  # fmt: skip
+
+LONG_NAME = "long-name-" * 25 + "queue"
 
 
 def prepared(site: StandaloneStage, gtrid: bytes, *bodies: bytes, bqual: bytes = b"b", count: int = 1) -> Xid:
@@ -245,7 +249,8 @@ def test_stuck_messages_are_redirected_or_discarded(
 
 @pytest.fixture(scope="module")
 def long_xid(site: StandaloneStage) -> Xid:
-    """A branch with the longest possible xid."""
+    """A branch with the longest possible xid; and a queue with the longest possible name."""
+    site.declare(LONG_NAME)
     return prepared(site, b"x" * 64, bqual=bytes(range(64)))
 
 
@@ -258,7 +263,7 @@ def test_every_page_fits_and_everything_has_a_name(
     carla.enter("carla", PASSWORDS["carla"])
     audits = {}
     for page in PAGES:
-        assert carla.open(page.format(long_xid)).ok, page
+        assert carla.open(page.format(long_xid, LONG_NAME)).ok, page
         audits[page] = json.loads(carla.page.evaluate(AUDIT))
         dark = carla.page.evaluate("() => getComputedStyle(document.body).backgroundColor") == "rgb(16, 22, 28)"
         assert dark is (scheme == "dark"), page
@@ -294,7 +299,7 @@ def test_axe_reports_nothing_on_any_page(
     carla = browser.visitor(site.service.admin_url, width=width, scheme="dark" if scheme == "dark" else "light")
     carla.enter("carla", PASSWORDS["carla"])
     for page in PAGES:
-        assert carla.open(page.format(long_xid)).ok, page
+        assert carla.open(page.format(long_xid, LONG_NAME)).ok, page
         carla.page.evaluate(axe)
         found = carla.page.evaluate(
             "() => axe.run().then((found) => found.violations.map((each) => [each.id, each.nodes[0].html]))"
