@@ -17,7 +17,15 @@ from dtx.auth.roles import TAGS, OperatorRole, Tag
 from dtx.cli.access import HOW, ApiAccess, reach, with_access
 from dtx.cli.api_client import Api
 from dtx.cli.errors import CommandError, Exit
-from dtx.cli.options import ADMIN_SETTINGS, DATABASE_SETTINGS, SettingsCommand, duration, with_options, with_settings
+from dtx.cli.options import (
+    ADMIN_SETTINGS,
+    DATABASE_SETTINGS,
+    SettingsCommand,
+    Subcommands,
+    duration,
+    with_options,
+    with_settings,
+)
 from dtx.cli.output import Column, Listing, Row, table_lines, with_listing
 from dtx.config import Settings
 
@@ -39,7 +47,11 @@ Examples:
   dtx user add tm --password-stdin < secret     reads it from a file, without the end of line
   dtx user grant alice --all                    everything in the virtual host /
   dtx user grant alice --vhost shop --write '^orders$' --read '^orders\\.' --configure ''
-  dtx user list
+  dtx user list --sort name
+  dtx user passwd alice
+  dtx user revoke alice --vhost shop
+  dtx user revoke-topic alice amq.topic
+  dtx user remove alice --reason 'left the company'
 
 A password is never an argument, because other users of this machine can read arguments.
 
@@ -78,7 +90,6 @@ Options that are not given change nothing; at first nothing is permitted.
 \b
 Examples:
   dtx user grant-topic alice amq.topic --write '^{username}\\.' --read '^(news|{username})\\.'
-  dtx user revoke-topic alice amq.topic
 """
 _TAG_LINES: Final = "\n".join(f"{tag:16}{sentence}" for tag, (_, sentence) in TAGS.items())
 _TAGS_HELP: Final = f"""\b
@@ -94,6 +105,7 @@ _VHOST_EPILOG: Final = (
 Examples:
   dtx vhost add shop
   dtx user grant alice --vhost shop --all
+  dtx vhost list
   dtx vhost remove shop
 
 \b
@@ -124,22 +136,6 @@ _password_stdin = click.option("--password-stdin", is_flag=True, help="Read the 
 _reason = click.option("--reason", default="", metavar="TEXT", help="Reason, for the audit log.")
 _api = with_options(with_settings(*DATABASE_SETTINGS, *ADMIN_SETTINGS), with_access)
 """Options that tell which API a command asks; the command is called with ``settings`` first, and ``access``."""
-
-
-_FORMER_NAMES: Final = {"rm": "remove"}
-"""Names that still work, but are not shown."""
-
-
-class Subcommands(click.Group):
-    """A group that lists its commands in the order in which they are defined."""
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, also by a former name."""
-        return super().get_command(ctx, _FORMER_NAMES.get(cmd_name, cmd_name))
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """Names in the order of definition."""
-        return list(self.commands)
 
 
 @contextmanager

@@ -37,6 +37,8 @@ class RequestRefused(CommandError):
 class Api(ABC):
     """The operators' API, a context manager. Each request raises ``RequestRefused`` if the API refuses it."""
 
+    patience: float = _PATIENCE
+    """Seconds to wait for an answer."""
     away: str | None = None
     """Within :meth:`orders` of an API in this process: the reason why the broker cannot be used."""
 
@@ -142,7 +144,8 @@ class Remote(Api):
 
     def _ask(self, method: str, target: str, body: object) -> Any:
         with self._answering():
-            return parsed(self._client.request(method, self._base + target, content=encoded(body)))
+            content = encoded(body)
+            return parsed(self._client.request(method, self._base + target, content=content, timeout=self.patience))
 
     def export(
         self, xid: str, sink: Callable[[bytes], None], *, vhost: str, archived: bool, positions: tuple[int, ...]

@@ -21,7 +21,7 @@ from dtx.cli.access import HOW, ApiAccess, reach, with_access
 from dtx.cli.database import database_at_hand
 from dtx.cli.errors import CommandError, Exit
 from dtx.cli.options import ABOUT_FILTER, DATABASE_SETTINGS, SettingsCommand, with_filter, with_settings
-from dtx.cli.output import Column, Listing, Row, show_table, with_listing
+from dtx.cli.output import MOST_ROWS, Column, Listing, Row, show_table, with_listing
 from dtx.config import Settings
 from dtx.log.pages import CopyCounts, InDoubt, JournalRow, copies_of, history, in_doubt, totals
 from dtx.log.reader import Detail, LoggedDecision, LogReader
@@ -29,8 +29,6 @@ from dtx.log.records import BranchRecord, JournalEntry, Unit, WorkKind, WorkRow
 from dtx.xa.codes import XaError
 from dtx.xa.xid import Xid
 
-_TABLE_LIMIT: Final = 1000
-"""Branches in a table without --limit; JSON has all of them."""
 _PAGE: Final = 1000
 _NAMES_SHOWN: Final = 5
 _XID_SHOWN: Final = 30
@@ -77,7 +75,7 @@ def branches(settings: Settings, wanted: dict[str, Any], access: ApiAccess, limi
         return Exit.OK
     mine = FilterForm.model_construct(**wanted).wanted(settings.rm)
     with database_at_hand(settings) as url, LogReader(url) as log:
-        most = None if listing.sort else limit or (_TABLE_LIMIT if listing.for_people else None)
+        most = None if listing.sort else limit or (MOST_ROWS if listing.for_people else None)
         _list(
             listing,
             lambda: map(in_doubt_value, in_doubt(log, mine, limit=most)),
@@ -114,7 +112,7 @@ def _list(
 
     def lines(found: Iterable[Row]) -> Iterator[str]:
         rest = iter(found)
-        shown = list(islice(rest, _TABLE_LIMIT))
+        shown = list(islice(rest, MOST_ROWS))
         yield from listing.table(columns, shown)
         totals_of = list(sums(chain(shown, rest)))
         count, stuck = sum(each[1] for each in totals_of), sum(each[2] for each in totals_of)

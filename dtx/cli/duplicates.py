@@ -8,7 +8,7 @@ import click
 from dtx.admin.safe_text import safe
 from dtx.cli.access import HOW, ApiAccess, reach, with_access
 from dtx.cli.errors import Exit
-from dtx.cli.options import ADMIN_SETTINGS, DATABASE_SETTINGS, SettingsCommand, with_settings
+from dtx.cli.options import ADMIN_SETTINGS, DATABASE_SETTINGS, SettingsCommand, Subcommands, with_settings
 from dtx.cli.output import Column, Listing, with_listing
 from dtx.config import Settings
 
@@ -31,7 +31,7 @@ _COLUMNS: Final = (
 )
 
 
-@click.group(epilog=_EPILOG)
+@click.group(cls=Subcommands, epilog=_EPILOG)
 def duplicates() -> None:
     """Second copies of messages that dtx did not deliver, because another copy had been settled."""
 

@@ -19,10 +19,9 @@ from rich.text import Text
 
 from dtx.admin.safe_text import human_duration, human_size, preview, safe
 from dtx.cli.access import ApiAccess, reach, with_access
-from dtx.cli.accounts import Subcommands
 from dtx.cli.api_client import Api, Remote
 from dtx.cli.errors import CommandError, Exit
-from dtx.cli.options import ADMIN_SETTINGS, DATABASE_SETTINGS, SettingsCommand, with_options, with_settings
+from dtx.cli.options import ADMIN_SETTINGS, DATABASE_SETTINGS, SettingsCommand, Subcommands, with_options, with_settings
 from dtx.cli.output import Column, Listing, Row, field_of, table_lines, with_listing, with_output
 from dtx.config import Settings
 from dtx.wire.amqp09.properties import Property
@@ -30,6 +29,8 @@ from dtx.wire.amqp09.properties import Property
 _DEFAULT: Final = "amq.default"
 """The name of the default exchange in paths."""
 _PREVIEW: Final = 120
+_IMPORT_SECONDS: Final = 3600.0
+"""Most seconds of an import: dtx makes some hundred queues in a second."""
 _JSON_PROPERTIES: Final = frozenset({"headers", "delivery_mode", "priority", "timestamp"})
 _WHERE: Final = """\b
 The commands ask the active dtx at --admin-listen, or the API of --api; 'dtx branches --help' explains tokens. Alongside
@@ -496,5 +497,6 @@ def import_definitions(api: Api, file: BinaryIO, vhost: str | None) -> str:
         document = json.load(file)
     except ValueError as error:
         raise CommandError(Exit.USAGE, f"{file.name} is no JSON: {error}") from None
+    api.patience = _IMPORT_SECONDS
     api.post(_document(vhost), document)
     return f"the definitions of {safe(file.name)} are imported"

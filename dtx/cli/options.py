@@ -101,6 +101,30 @@ class SettingOption(click.Option):
         )
 
 
+FORMER_COMMANDS: Final = {"rm": "remove"}
+"""Names of commands that still work, but are not shown."""
+
+
+class Subcommands(click.Group):
+    """A group that lists its commands in the order in which they are defined.
+
+    The help of a command without examples has those of the group.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Names in the order of definition."""
+        return list(self.commands)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, also by a former name."""
+        found = super().get_command(ctx, FORMER_COMMANDS.get(cmd_name, cmd_name))
+        if found is not None and found.epilog is None:
+            begin = f"  dtx {self.name} {found.name}"
+            lines = [line for line in (self.epilog or "").splitlines() if f"{line} ".startswith(f"{begin} ")]
+            found.epilog = "\n".join(["\b", "Examples:", *lines]) if lines else None
+        return found
+
+
 class SettingsCommand(click.Command):
     """A command whose help lists its own options first, then the settings under the headings of their groups."""
 

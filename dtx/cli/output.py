@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+MOST_ROWS: Final = 1000
+"""Rows of a table; JSON and YAML have all."""
 _WIDTH_OF_A_FILE: Final = 1000
 """Columns where stdout is no terminal, so that lines in a pipe are not folded."""
 _PLAIN: Final = re.compile(r"(?!(?i:true|false|null|yes|no|on|off|[yn])$)[A-Za-z][A-Za-z0-9_.-]*", re.ASCII)
@@ -156,12 +158,16 @@ class Listing:
         self._repeat(lambda: forms.get(self.form, lines)(read()))
 
     def table(self, columns: Sequence[Column], rows: Iterable[Row]) -> Iterator[str]:
-        """The lines of a table."""
+        """The lines of a table, with a line about rows that are left out."""
+        rest = iter(rows)
         shown = [column for column in columns if self.wide or not column.wide]
-        numbers = [column.name for column in shown if column.number]
-        return table_lines(
-            [column.name for column in shown], ([column.text(row) for column in shown] for row in rows), numbers=numbers
+        yield from table_lines(
+            [column.name for column in shown],
+            ([column.text(row) for column in shown] for row in islice(rest, MOST_ROWS)),
+            numbers=[column.name for column in shown if column.number],
         )
+        if more := sum(1 for _ in rest):
+            yield f"the first {MOST_ROWS} of {MOST_ROWS + more} are shown; --output json has all"
 
     def _sorted(self, rows: list[Row], columns: Sequence[Column]) -> list[Row]:
         assert self.sort is not None

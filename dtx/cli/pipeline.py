@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from dtx.cli.errors import CommandError, Exit
-from dtx.cli.options import duration, with_options
+from dtx.cli.options import Subcommands, duration, with_options
 from dtx.config import parse_size, redact
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ Exit codes:
 """
 
 
-class _Pipeline(click.Group):
+class _Pipeline(Subcommands):
     """Names the package to install if a library is missing; libraries are imported when a command needs them."""
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -15,7 +15,7 @@ import click
 
 from dtx.admin.safe_text import json_line, safe
 from dtx.cli.errors import CommandError, Exit
-from dtx.cli.options import duration, with_options
+from dtx.cli.options import Subcommands, duration, with_options
 from dtx.cli.output import Column, Listing, with_listing
 
 _KEYS: Final = frozenset({"node", "log", "format_id", "resources"})
@@ -26,8 +26,7 @@ _EPILOG: Final = """\b
 Examples:
   dtx tm recover --config tm.toml
   dtx tm recover --config tm.toml --watch --every 30s
-  dtx tm recover --node orders-1 --log /var/lib/orders/tm.db \\
-      --resource queue=amqp://orders@127.0.0.1:5673/ --resource orders=postgresql:///orders
+  dtx tm recover --node orders-1 --log tm.db --resource queue=amqp://orders@127.0.0.1/ --resource db=postgresql:///orders
   dtx tm list --config tm.toml
   dtx tm heuristics --config tm.toml --json
 
@@ -43,7 +42,7 @@ Write passwords in that file (mode 0600), not on a command line. Branches of oth
 """
 
 
-@click.group(epilog=_EPILOG)
+@click.group(cls=Subcommands, epilog=_EPILOG)
 def tm() -> None:
     """The Python transaction manager: recover transactions of programs that died, list decisions and outcomes."""
 

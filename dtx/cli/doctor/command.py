@@ -12,7 +12,12 @@ from dtx.cli.output import print_lines, show_table
 from dtx.config import Settings
 
 _STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILED: "bold red"}
-_EPILOG = """The exit code is 1 if a check failed, else 0; warnings do not count."""
+_EPILOG = """\b
+Examples:
+  dtx doctor
+  dtx doctor --broker amqps://dtx@broker.example --json | jq -r 'select(.status == "failed").sentence'
+
+The exit code is 1 if a check failed, else 0; warnings do not count."""
 
 
 @click.command(cls=SettingsCommand, epilog=_EPILOG)

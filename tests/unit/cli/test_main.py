@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -11,7 +12,7 @@ from pika.exceptions import AMQPConnectionError
 
 from dtx import __version__
 from dtx.auth.roles import Tag
-from dtx.cli import options, run
+from dtx.cli import dtx, options, run
 from dtx.cli.database import migrate
 from dtx.cli.errors import CommandError, Exit, explain, fail
 from dtx.cli.options import SettingOption
@@ -48,6 +49,27 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert run([*words, "--help"]) == 0
     assert capsys.readouterr().out.startswith("Usage: dtx")
+
+
+def _commands(command: click.Command, *names: str) -> Iterator[tuple[click.Command, str]]:
+    if not isinstance(command, click.Group):
+        yield command, " ".join(names)
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        inner = command.get_command(context, name)
+        assert inner is not None
+        yield from _commands(inner, *names, name)
+
+
+def test_the_help_of_every_command_has_an_example() -> None:
+    """The pipeline has them in its guide."""
+    missing = [
+        name
+        for command, name in _commands(dtx, "dtx")
+        if not re.search(rf"^  {name}\b", command.epilog or "", re.MULTILINE)
+    ]
+    assert [name for name in missing if not name.startswith("dtx pipeline")] == []
 
 
 @pytest.mark.parametrize("group", ["user", "vhost"])

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtx.cli.branches import xid_text
-from dtx.cli.output import Column, Listing, Row, yaml_lines
+from dtx.cli.output import MOST_ROWS, Column, Listing, Row, yaml_lines
 from dtx.xa.xid import Xid
 
 ROWS: list[Row] = [
@@ -107,6 +107,14 @@ def test_the_limit_counts_after_sorting(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_table_is_escaped_and_wide_has_more(capsys: pytest.CaptureFixture[str], form: Any, expected: str) -> None:
     Listing(form=form).show(lambda: ROWS, COLUMNS, "")
     assert " ".join(capsys.readouterr().out.split()) == expected
+
+
+def test_a_long_table_is_cut_and_has_the_total(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"name": number} for number in range(MOST_ROWS + 2)]
+    Listing().show(lambda: rows, COLUMNS[:1], "")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == MOST_ROWS + 2
+    assert lines[-1] == "the first 1000 of 1002 are shown; --output json has all"
 
 
 @pytest.mark.parametrize(("form", "expected"), [("table", "there is none\n"), ("json", ""), ("yaml", "[]\n")])
