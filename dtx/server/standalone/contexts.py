@@ -120,11 +120,14 @@ class PublisherChannel:
 
     def unrouted(self, message: HeldPublish) -> None:
         """Handle a message for no queue: deliver a direct reply; return a mandatory one even so, as RabbitMQ does."""
-        self._client.parts.direct.deliver(self._client.who.vhost, message)
+        client = self._client
+        is_reply = client.parts.direct.deliver(client.who.vhost, message)
         if message.mandatory:
             self._return(
                 message.exchange, message.routing_key, message.properties, message.body, _NO_ROUTE, b"NO_ROUTE"
             )
+        elif not is_reply:
+            client.broker.counts.drop_unroutable += 1
 
     def returned(self, work: WorkRow, code: int, text: bytes) -> None:
         """Return a mandatory message that could not be routed when its branch was committed."""
@@ -133,6 +136,7 @@ class PublisherChannel:
     def _return(
         self, exchange: bytes, routing_key: bytes, properties: bytes, body: bytes, code: int, text: bytes
     ) -> None:
+        self._client.broker.counts.return_unroutable += 1
         if self._order.is_open():
             frame = _return_frame(self._order.number, code, text, exchange, routing_key)
             self._order.send_content(frame, properties, body)

@@ -50,9 +50,9 @@ class DirectReplies:
         """Whether *name* is the pseudo-queue or the address of a channel that waits."""
         return name == REPLY_TO or (vhost, name) in self._askers
 
-    def deliver(self, vhost: str, message: HeldPublish) -> None:
-        """Deliver *message* if it is a reply to a channel that waits; otherwise do nothing."""
-        if not message.exchange:
-            asker = self._askers.get((vhost, message.routing_key))
-            if asker is not None:
-                asker.reply(message)
+    def deliver(self, vhost: str, message: HeldPublish) -> bool:
+        """Deliver *message* if it is a reply to a channel that waits. Returns whether it is."""
+        asker = None if message.exchange else self._askers.get((vhost, message.routing_key))
+        if asker is not None:
+            asker.reply(message)
+        return asker is not None

@@ -36,13 +36,14 @@ class MessageRouting:
         publisher: the channel that gets returned messages; ``None`` where none is mandatory.
     """
 
-    __slots__ = ("_client", "_consuming", "_publisher")
+    __slots__ = ("_client", "_consuming", "_counts", "_publisher")
 
     def __init__(
         self, client: VirtualHostUser, consuming: ReplyConsumer, publisher: PublisherChannel | None = None
     ) -> None:
         self._client = client
         self._consuming = consuming
+        self._counts = client.broker.counts
         self._publisher = publisher
 
     def publish(self, publish: BasicPublish, raw: bytes, body: bytes, number: int, context: Context) -> None:
@@ -96,6 +97,7 @@ class MessageRouting:
             blind,
         )
         check_fan_out(message)
+        self._counts.received += 1
         if client.manager.disk.raised:
             client.wait_for_disk()
         context.publish(message, number)

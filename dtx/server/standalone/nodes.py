@@ -294,6 +294,7 @@ class Publications:
             exchange, key, False, content.properties, content.body, None, tuple(queue.spec.id for queue in queues)
         )
         check_fan_out(message)
+        nodes.broker.counts.received += 1
         if nodes.home.manager.disk.raised:
             nodes.wait_for_disk()
         return message
@@ -303,13 +304,20 @@ class Publications:
         if message.queues:
             self._nodes.writes.publish(self, _SETTLED if delivery is None else delivery, message)
             return
-        self._nodes.direct.deliver(self._nodes.vhost.name, message)
+        is_reply = self._nodes.direct.deliver(self._nodes.vhost.name, message)
+        counts = self._nodes.broker.counts
         if delivery is not None:
+            counts.return_unroutable += 1
             self._sender.answer((delivery,), RELEASED)
+        elif not is_reply:
+            counts.drop_unroutable += 1
 
     def validate(self, message: HeldPublish) -> Outcome | Future[AmqpError | None]:
         """See :class:`Destination`: messages for no queue are left out."""
-        return ACCEPTED if message.queues else RELEASED
+        if message.queues:
+            return ACCEPTED
+        self._nodes.broker.counts.return_unroutable += 1
+        return RELEASED
 
     def close(self) -> None:
         """See :class:`Destination`."""

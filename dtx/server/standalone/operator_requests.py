@@ -160,7 +160,8 @@ class OperatorRequests:
         message = routed.message
         assert message is not None, "routing passes each message on, or raises"
         if not message.queues:
-            self._user.parts.direct.deliver(self._user.who.vhost, message)
+            if not self._user.parts.direct.deliver(self._user.who.vhost, message):
+                self._user.broker.counts.return_unroutable += 1
             return False
         return not await self._submit((message,), ())
 

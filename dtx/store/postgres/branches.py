@@ -11,6 +11,7 @@ from dtx.failpoint import Point
 from dtx.log.changes import Change, Slot, StoredMessage
 from dtx.store.api import Plan
 from dtx.store.postgres.cache import CachedBodies
+from dtx.store.postgres.message_counts import BrokerCounts
 from dtx.store.postgres.property_scan import expiry, traits, without_bcc
 from dtx.store.postgres.recorder import Recorder
 from dtx.store.postgres.registry import QueueEntry, Registry, by_queue
@@ -55,6 +56,8 @@ class StoredBranches:
         self._registry = registry
         self._clock = clock
         self._limit = limit
+        self.counts = BrokerCounts()
+        """What concerns no queue, or queues that are deleted."""
         self._contents = CachedBodies()
         self._hidden: OrderedDict[Slot, StoredMessage] = OrderedDict()
         self._stored: dict[Slot, Hidden] = {}
@@ -229,7 +232,9 @@ class StoredBranches:
             entry = self._registry.find(slot.queue)
             if entry is None:  # the queue was deleted, perhaps during the write
                 self._recorder.drop([slot])
-            elif message is None:
+                continue
+            entry.index.counts.publish += 1
+            if message is None:
                 entry.index.reveal(
                     slot.position, now, priority=stored.priority, octets=stored.octets, expires_at=stored.expires_at
                 )

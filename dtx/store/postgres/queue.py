@@ -35,6 +35,7 @@ from dtx.store.postgres.consumers import (
     all_in,
     wrong_state,
 )
+from dtx.store.postgres.message_counts import BrokerCounts, MessageCounts
 from dtx.store.postgres.property_scan import counted, visible
 from dtx.store.postgres.ready_messages import NEVER, PriorityReady, QueueLimits, Ready
 
@@ -98,6 +99,7 @@ class QueueIndex:
         cache: the memory for bodies of all queues together.
         arguments: of its declaration.
         now: the time from which the queue counts as unused.
+        total: gets the counts of the queue when it is deleted.
     """
 
     __slots__ = (
@@ -115,9 +117,11 @@ class QueueIndex:
         "_round",
         "_scheduled",
         "_suspended",
+        "_total",
         "_used_at",
         "arguments",
         "closed",
+        "counts",
         "delivered",
         "id",
         "name",
@@ -133,6 +137,7 @@ class QueueIndex:
         cache: MessageCache,
         arguments: QueueArguments,
         now: float,
+        total: BrokerCounts | None = None,
     ) -> None:
         self.id = id
         self.name = name
@@ -144,6 +149,8 @@ class QueueIndex:
         """Messages that are handed out and not settled, those held for branches included."""
         self.delivered = 0
         """The greatest position that was ever handed out."""
+        self.counts = MessageCounts()
+        self._total = total or BrokerCounts()
         self._host = host
         self._used_at = now
         self._ready = PriorityReady(arguments.max_priority) if arguments.max_priority else Ready()
@@ -448,6 +455,7 @@ class QueueIndex:
             else:
                 break
         while self._getters and not self.ready:
+            self.counts.get_empty += 1
             self._getters.pop(0).got(None, 0)
         if self._automatic:
             self._flush()
@@ -467,6 +475,8 @@ class QueueIndex:
     def _hand_out(self, position: int, consumer: Consumer | None, *, no_ack: bool) -> QueueDelivery:
         returns = self._again.pop(position, None) if self._again else None
         redelivered = returns is not None or position <= self._mark
+        if redelivered:
+            self.counts.redeliver += 1
         self.delivered = max(self.delivered, position)
         delivery = QueueDelivery(self, position, redelivered, consumer, returns or 0)
         if no_ack:
@@ -483,10 +493,18 @@ class QueueIndex:
             self._host.drop(self, automatic)
 
     def _deliver(self, message: StoredMessage, consumer: Consumer) -> None:
+        if consumer.no_ack:
+            self.counts.deliver_no_ack += 1
+        else:
+            self.counts.deliver += 1
         delivery = self._hand_out(message.position, consumer, no_ack=consumer.no_ack)
         consumer.sink.deliver(consumer, delivery, self._visible(message, delivery))
 
     def _answer(self, message: StoredMessage, getter: Getter) -> None:
+        if getter.no_ack:
+            self.counts.get_no_ack += 1
+        else:
+            self.counts.get += 1
         delivery = self._hand_out(message.position, None, no_ack=getter.no_ack)
         getter.got((delivery, self._visible(message, delivery)), self.ready)
 
@@ -522,7 +540,9 @@ class QueueIndex:
             self._host.schedule(self)
 
     def _leave(self, letters: list[Letter], reason: Reason) -> None:
-        if self.arguments.dead_letter_exchange is not None:
+        dead_letters = self.arguments.dead_letter_exchange is not None
+        self._total.leave(reason, len(letters), dead_letters=dead_letters)
+        if dead_letters:
             self._host.dead_letter(self, letters, reason)
         else:
             self._host.drop(self, [position for position, _ in letters])
@@ -543,6 +563,7 @@ class QueueIndex:
             ValueError: it is not unacknowledged.
         """
         self._settle(delivery, DeliveryState.UNACKED)
+        self.counts.ack += 1
         if self._detailed:
             self._forget(delivery.position)
 
@@ -576,6 +597,7 @@ class QueueIndex:
         """
         for delivery in self._take_held(positions):
             self._settle(delivery, DeliveryState.HELD)
+            self.counts.ack += 1
             self._forget(delivery.position)
 
     def requeue(self, deliveries: Iterable[QueueDelivery], now: float, *, limited: bool = False) -> None:
@@ -751,6 +773,7 @@ class QueueIndex:
             The consumers, which the caller must inform.
         """
         self.closed = True
+        self.counts = self._total.add(self.counts)
         consumers = self._round.all()
         self._round = DispatchRound()
         for consumer in consumers:

@@ -27,6 +27,7 @@ from dtx.store.postgres.consumers import Consumer, QueueDelivery
 from dtx.store.postgres.dead_letters import DeadLetters
 from dtx.store.postgres.dispatcher import Dispatcher
 from dtx.store.postgres.exchanges import Queue, QueueSpec
+from dtx.store.postgres.message_counts import BrokerCounts, MessageCounts
 from dtx.store.postgres.property_scan import traits
 from dtx.store.postgres.queue import QueueIndex, Reason
 from dtx.store.postgres.recorder import DROPS_AT_ONCE, NO_QUEUE_YET, Recorder, Thing
@@ -257,7 +258,7 @@ class PostgresStore(StoredBranches):
         return host
 
     def _index(self, spec: QueueSpec) -> QueueIndex:
-        index = QueueIndex(spec.id, spec.where, self._pump, self._cache, spec.settings, self._clock())
+        index = QueueIndex(spec.id, spec.where, self._pump, self._cache, spec.settings, self._clock(), self.counts)
         self._registry.add(spec, index)
         return index
 
@@ -414,6 +415,7 @@ class PostgresStore(StoredBranches):
             if entry.dead_letters_refused and not entry.index.fits(1, len(publish.body)):
                 message = self._registry.stored(entry, publish, traits(publish.properties), now)
                 letters += self._letters.address(entry.spec, message, Reason.MAXLEN)
+                self.counts.leave(Reason.MAXLEN, 1, dead_letters=True)
         return letters
 
     async def dead_letters(
@@ -469,6 +471,7 @@ class PostgresStore(StoredBranches):
                 dropped.append(message.slot)
             else:
                 index.put(message, now)
+                index.counts.publish += 1
         if dropped:
             self._recorder.drop(dropped)
 
@@ -513,6 +516,13 @@ class PostgresStore(StoredBranches):
         """See :class:`dtx.store.api.LocalStore`."""
         self.begin()
         super().rolled_back(published, consumed)
+
+    def message_counts(self) -> tuple[BrokerCounts, list[MessageCounts]]:
+        """A copy of :attr:`counts`, and the counts of all queues. Their sum never decreases, even if a queue is deleted
+        before it is made.
+        """
+        queues = [entry.index.counts for entry in self._registry.queues.values()]
+        return replace(self.counts, left=dict(self.counts.left)), queues
 
     # -- upkeep -------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from dtx.log.changes import PRIORITY_SHIFT, StoredMessage
 from dtx.store.postgres.arguments import QueueArguments
 from dtx.store.postgres.cache import MessageCache
 from dtx.store.postgres.consumers import Consumer, Credit, QueueDelivery
+from dtx.store.postgres.message_counts import BrokerCounts
 from dtx.store.postgres.queue import Letter, QueueIndex, Reason
 
 QUEUE = 7
@@ -77,10 +78,18 @@ class Rig:
         arguments: arguments of the queue.
         cache: bytes for bodies; with 0 each body is read when it is delivered.
         batch: maximum number of rows of one read.
+        now: seconds since the epoch.
+        total: as of the index.
     """
 
     def __init__(
-        self, arguments: QueueArguments | None = None, *, cache: int = PLENTY, batch: int = 1000, now: float = NOW
+        self,
+        arguments: QueueArguments | None = None,
+        *,
+        cache: int = PLENTY,
+        batch: int = 1000,
+        now: float = NOW,
+        total: BrokerCounts | None = None,
     ) -> None:
         self.now = now
         self.cache = MessageCache(cache)
@@ -92,7 +101,7 @@ class Rig:
         self.wake: float | None = None
         self.batch = batch
         self.queue = QueueIndex(
-            QUEUE, "queue 'q' in vhost '/'", self, self.cache, arguments or QueueArguments(), self.now
+            QUEUE, "queue 'q' in vhost '/'", self, self.cache, arguments or QueueArguments(), self.now, total
         )
 
     # -- Host

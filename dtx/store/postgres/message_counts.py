@@ -1,0 +1,66 @@
+"""Counts of what has happened to messages since the start, in the words of RabbitMQ's ``message_stats``.
+
+Only the thread of the event loop counts: ``counts.publish += 1``. Each event is counted once, at its queue. A request
+makes the sums. A queue that is deleted adds its counts to those of the broker, so no sum ever decreases.
+"""
+
+from dataclasses import dataclass, field
+from typing import Self
+
+
+@dataclass(slots=True)
+class MessageCounts:
+    """The events of one queue, or of several together."""
+
+    publish: int = 0
+    """Messages that clients have published to it, dead letters not included."""
+    deliver: int = 0
+    """Deliveries to consumers that must be acknowledged."""
+    deliver_no_ack: int = 0
+    """Deliveries to consumers without acknowledgement."""
+    get: int = 0
+    """Messages for basic.get that must be acknowledged."""
+    get_no_ack: int = 0
+    """Messages for basic.get without acknowledgement."""
+    get_empty: int = 0
+    """Answers to basic.get without a message."""
+    redeliver: int = 0
+    """Deliveries of messages that may have been delivered before."""
+    ack: int = 0
+    """Acknowledged messages, and messages that committed branches have consumed."""
+
+    @property
+    def deliver_get(self) -> int:
+        """All deliveries."""
+        return self.deliver + self.deliver_no_ack + self.get + self.get_no_ack
+
+    def add(self, other: "MessageCounts") -> Self:
+        """Add the events of *other*. Returns this."""
+        self.publish += other.publish
+        self.deliver += other.deliver
+        self.deliver_no_ack += other.deliver_no_ack
+        self.get += other.get
+        self.get_no_ack += other.get_no_ack
+        self.get_empty += other.get_empty
+        self.redeliver += other.redeliver
+        self.ack += other.ack
+        return self
+
+
+@dataclass(slots=True)
+class BrokerCounts(MessageCounts):
+    """The events of deleted queues, and those that concern no queue or are counted for all queues together."""
+
+    received: int = 0
+    """Messages from publishers."""
+    return_unroutable: int = 0
+    """Messages for no queue that returned to their publishers."""
+    drop_unroutable: int = 0
+    """Messages for no queue that were dropped."""
+    left: dict[tuple[str, bool], int] = field(default_factory=dict)
+    """Messages that left their queue without an acknowledgement: by reason, and whether they became dead letters."""
+
+    def leave(self, reason: str, count: int, *, dead_letters: bool) -> None:
+        """Count messages that leave their queue without an acknowledgement."""
+        key = reason, dead_letters
+        self.left[key] = self.left.get(key, 0) + count

@@ -1,0 +1,118 @@
+"""What happens to messages is counted once, in the words of RabbitMQ's ``message_stats``."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from dtx.store.postgres.arguments import QueueArguments
+from dtx.store.postgres.message_counts import BrokerCounts, MessageCounts
+from tests.support.memory_log import MemoryDatabase, MemoryLog
+from tests.support.standalone import Client
+from tests.unit.store.queue_rig import Channel, Rig
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    log = MemoryLog("rm", MemoryDatabase())
+    await log.open()
+    client = await Client(log).open()
+    yield client
+    await client.close()
+    await log.close()
+
+
+def total(client: Client) -> BrokerCounts:
+    """The sum that a request gets."""
+    found, queues = client.store.message_counts()
+    for counts in queues:
+        found.add(counts)
+    return found
+
+
+def test_each_delivery_is_counted_by_its_kind() -> None:
+    rig, channel = Rig(), Channel()
+    rig.put(1, 2, 3, 4)
+    rig.get()
+    rig.run()
+    rig.get(no_ack=True)
+    rig.run()
+    rig.consumer(channel, prefetch=1)
+    assert (rig.queue.counts.get, rig.queue.counts.get_no_ack, rig.queue.counts.deliver) == (1, 1, 1)
+    rig.consumer(channel, no_ack=True)
+    rig.get()
+    rig.run()
+    counts = rig.queue.counts
+    assert (counts.deliver, counts.deliver_no_ack, counts.get_empty) == (1, 1, 1)
+    assert (counts.deliver_get, counts.redeliver, counts.ack) == (4, 0, 0)
+
+
+def test_a_second_delivery_counts_as_redelivered() -> None:
+    rig, channel = Rig(), Channel()
+    rig.put(1)
+    rig.consumer(channel)
+    rig.queue.requeue(channel.taken(), rig.now)
+    rig.run()
+    rig.ack(*channel.taken())
+    assert rig.queue.counts == MessageCounts(deliver=2, redeliver=1, ack=1)
+
+
+@pytest.mark.parametrize("exchange", [None, b"x"])
+def test_messages_that_leave_are_counted_by_reason(exchange: bytes | None) -> None:
+    """Without a dead letter exchange they are lost."""
+    total = BrokerCounts()
+    rig = Rig(QueueArguments(dead_letter_exchange=exchange, max_length=2), total=total)
+    rig.put(1, 2, 3)
+    rig.put(4, expires_at=rig.now + 1)
+    channel = Channel()
+    rig.consumer(channel, prefetch=1)
+    rig.queue.reject(channel.taken())
+    rig.at(rig.now + 2)
+    expected = {"maxlen": 2, "rejected": 1, "expired": 1}
+    assert total.left == {(reason, exchange is not None): count for reason, count in expected.items()}
+
+
+async def test_only_publishes_of_clients_count_as_published(client: Client) -> None:
+    """A dead letter is no publish, as in RabbitMQ."""
+    grave = await client.declare("grave")
+    queue = await client.declare(dead_letter_exchange="", dead_letter_routing_key="grave")
+    await client.publish(b"1", b"2")
+    sink = client.consume(queue)
+    await sink.wait(2)
+    queue.index.reject(sink.deliveries[:1])
+    await client.consume(grave).wait(1)
+    assert (queue.index.counts.publish, grave.index.counts.publish) == (2, 0)
+    assert total(client).left == {("rejected", True): 1}
+
+
+async def test_messages_of_a_branch_count_when_it_commits(client: Client) -> None:
+    queue = await client.declare()
+    await client.publish(b"taken")
+    sink = client.consume(queue)
+    await sink.wait(1)
+    branch = await client.prepare(client.work([client.message(b"1"), client.message(b"2")], sink.deliveries))
+    assert (queue.index.counts.publish, queue.index.counts.ack) == (1, 0)
+    await client.commit(branch)
+    assert (queue.index.counts.publish, queue.index.counts.ack) == (3, 1)
+
+
+async def test_messages_of_a_rolled_back_branch_do_not_count(client: Client) -> None:
+    queue = await client.declare()
+    await client.roll_back(await client.prepare(client.work([client.message(b"1")])))
+    assert queue.index.counts == MessageCounts()
+
+
+async def test_sums_do_not_decrease_when_a_queue_is_deleted(client: Client) -> None:
+    """A counter that decreases is a restart for Prometheus, and all of it counts again."""
+    queue, other = await client.declare("q"), await client.declare("other")
+    await client.publish(b"1", b"2")
+    await client.publish(b"3", key="other")
+    sink = client.consume(queue)
+    await sink.wait(2)
+    found, queues = client.store.message_counts()
+    client.store.close_queues(client.host.remove_queue(queue).queues)
+    for counts in queues:  # a request that was under way
+        found.add(counts)
+    assert (found.publish, found.deliver) == (3, 2)
+    await client.submit(acked=sink.deliveries)
+    assert other.index.counts.publish == 1
+    assert (total(client).publish, total(client).deliver, total(client).ack) == (3, 2, 2)
