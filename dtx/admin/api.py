@@ -5,11 +5,11 @@ The routes for monitoring are here, too: liveness, readiness and metrics.
 """
 
 import time
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Query
 from fastapi.openapi.utils import get_openapi
-from fastapi.responses import PlainTextResponse, Response
+from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import Field
 
@@ -17,6 +17,7 @@ import dtx
 from dtx.admin import (
     problems,
     rabbitmq_definitions,
+    rabbitmq_metrics,
     routes_accounts,
     routes_orders,
     routes_rabbitmq,
@@ -25,6 +26,8 @@ from dtx.admin import (
 )
 from dtx.admin.api_context import ApiContext, Asker, Context
 from dtx.admin.forms import Form
+from dtx.admin.identity import Identity
+from dtx.admin.rabbitmq_rows import View
 from dtx.auth.roles import OperatorRole
 from dtx.manager.branches import BranchStats, branch_stats
 
@@ -45,6 +48,7 @@ _RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 """Responses of every route, as well as its own ones."""
 _OPEN: Final[dict[str, Any]] = {"security": []}
 """For routes without authentication."""
+_FAMILIES: Final = f"Metrics to show: {', '.join(rabbitmq_metrics.DETAILS)}; others are ignored."
 _SCHEMES: Final = {
     "token": {"type": "http", "scheme": "bearer", "description": "A token made by dtx token or /dtx/v1/tokens."},
     "user": {"type": "http", "scheme": "basic", "description": "A user, made by dtx user, with a tag for the API."},
@@ -83,10 +87,43 @@ async def is_ready(context: Context) -> Response:
     responses={200: {"content": {CONTENT_TYPE_LATEST: {"schema": {"type": "string"}}}}},
 )
 async def show_metrics(who: Asker, context: Context) -> Response:
-    """All metrics, for Prometheus. Needs the role viewer."""
+    """All metrics but those of each queue, for Prometheus. Needs the role viewer."""
     who.require(OperatorRole.VIEWER)
     await _count(context)
-    return Response(context.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+    view = _view(who, context)
+    shown = context.metrics.render()
+    if view is not None:
+        shown += rabbitmq_metrics.page(await view.totals())
+    return Response(shown, media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get(
+    "/metrics/detailed",
+    response_class=Response,
+    responses={200: {"content": {CONTENT_TYPE_LATEST: {"schema": {"type": "string"}}}}},
+)
+async def show_detailed_metrics(
+    who: Asker,
+    context: Context,
+    family: Annotated[list[str], Query(max_length=100, description=_FAMILIES)] = [],  # noqa: B006 - FastAPI copies it
+    vhost: Annotated[list[str], Query(max_length=100, description="Only these virtual hosts.")] = [],  # noqa: B006
+) -> Response:
+    """Metrics of each queue, in standalone mode. Needs the role viewer."""
+    who.require(OperatorRole.VIEWER)
+    view = _view(who, context)
+    hosts = [] if view is None else [host for host in view.vhosts() if not vhost or host.name in vhost]
+    queues = [queue for host in hosts for queue in host.queues.values()]
+    wanted = [] if view is None else family
+    return StreamingResponse(rabbitmq_metrics.detailed(queues, wanted), media_type=CONTENT_TYPE_LATEST)
+
+
+def _view(who: Identity, context: ApiContext) -> View | None:
+    """The view of the broker of standalone mode; ``None`` alongside a broker, and on a standby."""
+    active = context.active
+    if active is None or active.own_broker is None or not active.lease_valid():
+        return None
+    broker = active.own_broker
+    return View(who=who, context=context, active=active, broker=broker, users=broker.accounts.users)
 
 
 async def _count(context: ApiContext) -> None:

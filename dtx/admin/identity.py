@@ -87,7 +87,7 @@ class Authenticator:
     """
 
     def __init__(self, accounts: Accounts, operators: OperatorLog) -> None:
-        self._accounts = accounts
+        self.accounts = accounts
         self._operators = operators
         self._refusals = _Refusals(operators)
 
@@ -130,7 +130,7 @@ class Authenticator:
             LogUnavailable: the database cannot be used.
         """
         try:
-            account = await self._accounts.authenticate(user, password, loopback=_is_loopback(address), peer=address)
+            account = await self.accounts.authenticate(user, password, loopback=_is_loopback(address), peer=address)
         except LoginRefused as error:
             problem = Problem(HTTPStatus.UNAUTHORIZED, str(error), _CHALLENGE)
             await self._refusals.add(user.decode(errors="backslashreplace"), address, "password", problem)
@@ -162,15 +162,15 @@ class Authenticator:
                     if same and (token.expires_at is None or token.expires_at > time.time()):
                         return _holder(token, address)
             else:
-                await asyncio.shield(self._accounts.refresh())
-                found = self._accounts.users.users.get(name)
+                await asyncio.shield(self.accounts.refresh())
+                found = self.accounts.users.users.get(name)
                 role = None if found is None else _role(found.tags)
                 if role is not None and badge.stored == self._stored(name):
                     return Identity(name=name, role=role, address=address)
         raise Problem(HTTPStatus.UNAUTHORIZED, f"the sign-in of {name} is no longer valid")
 
     def _stored(self, name: str) -> str | None:
-        found = self._accounts.users.users.get(name)
+        found = self.accounts.users.users.get(name)
         return None if found is None else found.password_hash
 
 

@@ -20,12 +20,14 @@ from dtx.admin.identity import Identity
 from dtx.admin.message_properties import table_to_json
 from dtx.admin.problems import Problem
 from dtx.admin.rabbitmq_lists import Row
+from dtx.admin.rabbitmq_metrics import BrokerTotals
 from dtx.admin.safe_text import exact_name
 from dtx.auth.users import Snapshot, User
 from dtx.log.changes import BindingRow, DestinationKind
 from dtx.store.postgres.consumers import Consumer
 from dtx.store.postgres.exchanges import Exchange, Queue
 from dtx.store.postgres.matchers import ExchangeType
+from dtx.store.postgres.message_counts import MessageCounts
 from dtx.store.postgres.topology import VirtualHost
 from dtx.store.slices import in_slices
 from dtx.wire.amqp09.handshake import PASSED
@@ -201,6 +203,7 @@ class View:
             "messages_unacknowledged": index.unacked,
             "oldest_ready_age": None if oldest is None else round(max(0.0, time.time() - oldest), 3),
             "consumers": index.consumers,
+            "message_stats": _message_stats(index.counts),
             "exclusive_consumer_tag": None if exclusive is None else exact_name(exclusive.tag),
             "policy": None,
             "operator_policy": None,
@@ -274,24 +277,44 @@ class View:
             "metadata": {"description": "", "tags": []},
             "tracing": False,
             "cluster_state": {self.node: "running"},
-            **(await self._totals(name))[0],
+            **_queue_totals(await self._count_queues(name)),
         }
 
-    async def _totals(self, vhost: str | None = None) -> tuple[dict[str, int], int]:
-        """The messages of all queues together, and their consumers."""
-        ready = unacked = consumers = 0
+    async def _count_queues(self, vhost: str | None = None) -> BrokerTotals:
+        """The numbers of queues, consumers and messages."""
+        found = BrokerTotals()
         async for queue in in_slices(self.queues(vhost)):
-            ready += queue.index.ready
-            unacked += queue.index.unacked
-            consumers += queue.index.consumers
-        numbers = {"messages": ready + unacked, "messages_ready": ready, "messages_unacknowledged": unacked}
-        return numbers, consumers
+            found.queues += 1
+            found.ready += queue.index.ready
+            found.unacked += queue.index.unacked
+            found.consumers += queue.index.consumers
+        return found
+
+    async def totals(self) -> BrokerTotals:
+        """The numbers of all objects and messages."""
+        found = await self._count_queues()
+        clients, disk, accounts = self.clients(), self.active.manager.disk, self.context.gate.accounts
+        found.node, found.cluster = self.node, self.context.rm
+        found.connections = len(clients)
+        found.channels = sum(len(client.channels) for client, _ in clients)
+        found.exchanges = sum(len(host.exchanges) for host in self.vhosts())
+        found.disk_free, found.disk_limit, found.alarms = disk.free, disk.limit, self.alarms()
+        found.logins = self.broker.accounts.logins + accounts.logins
+        found.refused_logins = self.broker.accounts.refused_logins + accounts.refused_logins
+        found.counts, queues = self.broker.message_counts()
+        async for counts in in_slices(queues):
+            found.counts.add(counts)
+        return found
+
+    def alarms(self) -> list[str]:
+        """The resources because of which clients that publish wait: disk and memory."""
+        manager = self.active.manager
+        raised = {"disk": manager.disk.raised, "memory": not manager.budget.has_room(0)}
+        return [name for name, is_raised in raised.items() if is_raised]
 
     async def overview(self) -> Row:
         """The overview."""
-        hosts = self.vhosts()
-        clients = self.clients()
-        totals, consumers = await self._totals()
+        found = await self.totals()
         return {
             "management_version": COMPATIBLE,
             "rabbitmq_version": COMPATIBLE,
@@ -299,18 +322,18 @@ class View:
             "product_version": dtx.__version__,
             "cluster_name": self.context.rm,
             "node": self.node,
-            "rates_mode": "none",
-            "disable_stats": True,
-            "enable_queue_totals": True,
+            "rates_mode": "basic",
+            "disable_stats": False,
+            "enable_queue_totals": False,
             "exchange_types": _EXCHANGE_TYPES,
-            "message_stats": {},
-            "queue_totals": totals,
+            "message_stats": _message_stats(found.counts),
+            "queue_totals": _queue_totals(found),
             "object_totals": {
-                "channels": sum(len(client.channels) for client, _ in clients),
-                "connections": len(clients),
-                "consumers": consumers,
-                "exchanges": sum(len(host.exchanges) for host in hosts),
-                "queues": sum(len(host.queues) for host in hosts),
+                "channels": found.channels,
+                "connections": found.connections,
+                "consumers": found.consumers,
+                "exchanges": found.exchanges,
+                "queues": found.queues,
             },
             "listeners": self.listeners(),
             "contexts": [],
@@ -336,7 +359,7 @@ class View:
             "uptime": round((time.time() - _STARTED) * 1000),
             "processors": os.cpu_count(),
             "mem_used": _resident(),
-            "mem_alarm": False,
+            "mem_alarm": "memory" in self.alarms(),
             "disk_free": manager.disk.free,
             "disk_free_limit": manager.disk.limit,
             "disk_free_alarm": manager.disk.raised,
@@ -348,7 +371,7 @@ class View:
                 {"name": exact_name(each), "description": "SASL mechanism", "enabled": True} for each in PASSED
             ],
             "applications": [{"name": "dtx", "description": "dtx", "version": dtx.__version__}],
-            "rates_mode": "none",
+            "rates_mode": "basic",
         }
 
 
@@ -356,6 +379,20 @@ _EXCHANGE_TYPES: Final = [
     {"name": str(kind), "description": f"AMQP {kind} exchange, as per the AMQP specification", "enabled": True}
     for kind in ExchangeType
 ]
+
+
+def _message_stats(counts: MessageCounts) -> Row:
+    numbers = counts.numbers()
+    rates = counts.sample.rates(tuple(numbers.values()), time.monotonic())
+    return numbers | {f"{word}_details": {"rate": rate} for word, rate in zip(numbers, rates, strict=True)}
+
+
+def _queue_totals(found: BrokerTotals) -> dict[str, int]:
+    return {
+        "messages": found.ready + found.unacked,
+        "messages_ready": found.ready,
+        "messages_unacknowledged": found.unacked,
+    }
 
 
 def _resident() -> int | None:

@@ -383,12 +383,10 @@ async def check_vhosts(view: Seen) -> JSONResponse:
 
 
 async def _alarms(view: Seen) -> JSONResponse:
-    """Check that no alarm is raised: there is room on the disk."""
+    """Check that no alarm is raised: there is room on the disk, and in the memory for messages."""
     view.who.require(OperatorRole.VIEWER)
-    if not view.active.manager.disk.raised:
-        return _checked(None)
-    alarm = {"node": view.node, "resource": "disk"}
-    return _checked("There are alarms in effect in the cluster", alarms=[alarm])
+    alarms = [{"node": view.node, "resource": resource} for resource in view.alarms()]
+    return _checked("There are alarms in effect in the cluster", alarms=alarms) if alarms else _checked(None)
 
 
 async def _critical(view: Seen) -> JSONResponse:

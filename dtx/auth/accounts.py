@@ -132,6 +132,8 @@ class Accounts:
     def __init__(self, url: str, rm: str, *, timeout: float = 10.0) -> None:
         self.users = Snapshot()
         """All users and virtual hosts, as last read."""
+        self.logins = 0
+        self.refused_logins = 0
         self._url = url
         self._dsn = Dsn(url)
         self._rm = rm
@@ -220,6 +222,7 @@ class Accounts:
     def _require_host(self, name: str, user: bytes, peer: str, *, loopback: bool) -> Account:
         if name in LOOPBACK_USERS and not loopback:
             self._refuse(user, peer, "not from this machine", f"user {name!r} can only connect from dtx's own machine")
+        self.logins += 1
         return Account(self, name)
 
     def _stored(self, name: str) -> str | None:
@@ -227,6 +230,7 @@ class Accounts:
         return None if found is None else found.password_hash
 
     def _refuse(self, user: bytes, peer: str, reason: str, message: str) -> NoReturn:
+        self.refused_logins += 1
         log.warning("login refused", user=user, peer=peer, reason=reason)
         raise LoginRefused(message)
 

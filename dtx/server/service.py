@@ -11,6 +11,7 @@ import resource
 import signal
 import socket
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -40,6 +41,8 @@ OK: Final = 0
 FAILED: Final = 1
 LEASE_LOST: Final = 5
 _DAY: Final = 86_400.0
+_LAG_PERIOD: Final = 0.25
+"""Seconds between two measurements of the event loop."""
 _CLOSE_SECONDS: Final = 5.0
 """Seconds that clients have to confirm connection.close on a stop."""
 _Opened: TypeAlias = "tuple[BranchManager, NewSession, OperatedBroker | None, OperatorBroker | None]"
@@ -133,6 +136,8 @@ class _Service:
 
 async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Service:
     metrics = Metrics()
+    measuring = asyncio.create_task(_measure_lag(metrics), name="dtx-loop-lag")
+    stack.callback(measuring.cancel)
     if settings.traces:
         metrics.traces = open_traces("dtx")
         stack.push_async_callback(asyncio.to_thread, metrics.traces.close)
@@ -164,6 +169,14 @@ async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Ser
     listen = [f"{host}:{port}" for host, port in addresses]
     _log.info("serving", listen=listen, broker=broker, rm=settings.rm)
     return _Service(manager, listener)
+
+
+async def _measure_lag(metrics: Metrics) -> None:
+    """Measure how late the event loop is, until cancelled."""
+    while True:
+        began = time.monotonic()
+        await asyncio.sleep(_LAG_PERIOD)
+        metrics.loop_lagged(max(0.0, time.monotonic() - began - _LAG_PERIOD))
 
 
 async def _database(settings: Settings, stack: AsyncExitStack) -> str:

@@ -129,6 +129,10 @@ class Metrics:
         self.operation_done: Final = self._operations.done
         """Count one call of the dtx classes; see :meth:`_Operations.done`."""
         registry.register(self._operations)
+        self._lag: Final = _LoopLag()
+        self.loop_lagged: Final = self._lag.seconds.observe
+        """Count one measurement of the event loop, in seconds."""
+        registry.register(self._lag)
         self._commits: Final = _Commits()
         self.log_committed: Final = self._commits.count
         """Count one group commit of the log; see :meth:`_Commits.count`."""
@@ -347,6 +351,17 @@ class _Histogram:
         """Add it to *family* with *labels*."""
         bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         family.add_metric(labels, list(zip(bounds, accumulate(self.counts), strict=True)), self.sum)
+
+
+class _LoopLag(Collector):
+    def __init__(self) -> None:
+        self.seconds = _Histogram(_FAST_SECONDS)
+
+    def collect(self) -> Iterable[Metric]:
+        text = "Delay of a timer of the event loop, measured four times a second."
+        family = HistogramMetricFamily("dtx_event_loop_lag_seconds", text)
+        self.seconds.add_to(family)
+        yield family
 
 
 class _Commits(Collector):

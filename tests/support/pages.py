@@ -12,7 +12,9 @@ from typing import Any, Final
 from prometheus_client import Metric
 from sqlalchemy.dialects import postgresql
 
+from dtx.admin import rabbitmq_metrics
 from dtx.admin.problems import STATUS
+from dtx.admin.rabbitmq_metrics import BrokerTotals
 from dtx.client.errors import raised_by_reply_code
 from dtx.config.settings import Settings, group_of
 from dtx.log.tables import in_doubt
@@ -93,8 +95,9 @@ def _scaled(value: float, units: tuple[tuple[int, str], ...]) -> str:
 
 
 def families() -> list[Metric]:
-    """Every metric of dtx's own, by name; what the process itself has (``process_…``) is left out."""
+    """Every metric but those of each queue, by name; what the process itself has (``process_…``) is left out."""
     found = [family for family in Metrics().registry.collect() if family.name.startswith("dtx_")]
+    found += rabbitmq_metrics.families(BrokerTotals())
     return sorted(found, key=lambda family: family.name)
 
 
@@ -103,6 +106,8 @@ def series(family: Metric) -> set[str]:
     match family.type:
         case "counter":
             return {f"{family.name}_total"}
+        case "info":
+            return {f"{family.name}_info"}
         case "histogram":
             return {f"{family.name}{suffix}" for suffix in ("_bucket", "_count", "_sum")}
         case _:
@@ -119,7 +124,7 @@ def metrics_table() -> str:
     """Every metric, by name."""
     lines = ["| metric | kind | by | |", "| --- | --- | --- | --- |"]
     for family in families():
-        name = f"{family.name}_total" if family.type == "counter" else family.name
+        name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
         by = ", ".join(f"`{label}`" for label in labels(family))
         lines.append(f"| `{name}` | {family.type} | {by} | {family.documentation} |")
     return "\n".join(lines)

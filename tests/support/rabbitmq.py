@@ -50,6 +50,7 @@ class RabbitNode(QueueAccess):
         in_memory: whether its files are in memory, if there is room.
         version: the major version; ``None``: that of the option ``--rabbitmq``.
         joins: a running node, whose cluster this one joins.
+        plugins: in addition to the management API.
         place: its host; all nodes of a cluster are in the same network.
     """
 
@@ -61,8 +62,10 @@ class RabbitNode(QueueAccess):
         in_memory: bool = False,
         version: str | None = None,
         joins: "RabbitNode | None" = None,
+        plugins: Sequence[str] = (),
         place: Place = LOCAL,
     ) -> None:
+        self._plugins = ("rabbitmq_management", *plugins)
         self.place = place
         self._joins = joins
         self._cookie: str = secrets.token_hex(20) if joins is None else joins._cookie
@@ -416,7 +419,7 @@ class RabbitNode(QueueAccess):
             }
         for name, text in {
             "rabbitmq.conf": "".join(f"{key} = {value}\n" for key, value in lines.items()),
-            "enabled_plugins": "[rabbitmq_management].\n",
+            "enabled_plugins": f"[{','.join(self._plugins)}].\n",
             "rabbitmq-env.conf": "",  # replaces the file of the machine
         }.items():
             (self.directory / name).write_text(text)

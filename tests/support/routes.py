@@ -80,6 +80,7 @@ ROUTES: Final[dict[str, tuple[OperatorRole | None, object]]] = {
     "GET /healthz": (None, None),
     "GET /readyz": (None, None),
     "GET /metrics": (VIEWER, None),
+    "GET /metrics/detailed": (VIEWER, None),
     "GET /dtx/v1/status": (VIEWER, None),
     "GET /dtx/v1/branches": (VIEWER, None),
     "GET /dtx/v1/branches/{xid}": (VIEWER, None),

@@ -169,6 +169,7 @@ def test_every_number_has_its_name() -> None:
     metrics.oldest_in_doubt.set_function(lambda: 12.5)
     metrics.units_repeated.inc()
     metrics.validation_hits.inc(5)
+    metrics.loop_lagged(0.07)
     metrics.log_committed(32, 0.0009)
     metrics.traffic.to_broker += 100
     metrics.traffic.to_client += 7
@@ -178,6 +179,8 @@ def test_every_number_has_its_name() -> None:
     for expected in (
         "dtx_connections 1.0",
         "dtx_channels 0.0",
+        'dtx_event_loop_lag_seconds_bucket{le="0.05"} 0.0',
+        'dtx_event_loop_lag_seconds_bucket{le="0.1"} 1.0',
         'dtx_branches{state="prepared"} 3.0',
         'dtx_branches{state="heuristic"} 0.0',
         "dtx_in_doubt_oldest_seconds 12.5",

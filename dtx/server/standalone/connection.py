@@ -278,6 +278,7 @@ class StandaloneConnection(ClientConnection):
             return
         try:
             if credentials is None:
+                self._parts.accounts.refused_logins += 1
                 _log.info("login refused", connection=self.id, reason="the SASL response names no user")
                 raise LoginRefused("the SASL response names no user")
             self._account = await self._parts.accounts.authenticate(

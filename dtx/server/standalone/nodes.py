@@ -100,6 +100,7 @@ class StandaloneNodes:
                 case External() if self._tls_login:
                     name = transport.certificate_name
                     if name is None or login.user not in (None, name.encode()):
+                        self._accounts.refused_logins += 1
                         _log.warning(
                             "login refused", user=login.user, peer=peer, reason="certificate does not name this user"
                         )

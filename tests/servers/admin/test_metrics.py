@@ -55,6 +55,8 @@ def test_gauges_of_branches_memory_connections_and_lease_are_current(scene: Scen
     assert number(found, "dtx_held_bytes_limit") == 1 << 30
     assert number(found, "process_resident_memory_bytes") > 1 << 20
     connections = 0 if isinstance(scene, StandaloneStage) else 1
+    assert any(name.startswith("rabbitmq_") for name, _ in found) == isinstance(scene, StandaloneStage)
+    assert bool(viewer.get("/metrics/detailed?family=queue_consumer_count")) == isinstance(scene, StandaloneStage)
     assert number(found, "dtx_commit_connections", state="up") == connections
     assert number(found, "dtx_commit_channels") == 16 * connections
     assert number(found, "dtx_commit_connection_units", state="waiting") == 0

@@ -111,6 +111,7 @@ PATHS: Final = tuple(
 _OWN: Final = frozenset(
     """
     node cluster_name product_name product_version host os_pid exclusive_consumer_tag oldest_ready_age
+    message_stats
     """.split()  # noqa: SIM905 - shorter than a list
 )
 """Fields that differ, that only dtx has, or that RabbitMQ leaves out at times."""

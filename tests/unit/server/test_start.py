@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from structlog.testing import capture_logs
 
 from dtx.config import Settings
 from dtx.server import memory, service
+from dtx.telemetry import Metrics
 
 
 @pytest.mark.parametrize(
@@ -65,3 +67,17 @@ async def test_a_start_lets_glibc_give_memory_back(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(memory, "give_back_large_blocks", lambda: done.append("give back"))
     await service.serve(Settings())
     assert done == ["give back", "start"]
+
+
+async def test_the_lag_of_the_event_loop_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A timer that comes 0.3 seconds late is a lag of 0.3 seconds."""
+    times = iter((10.0, 10.3, 20.0, 20.002))
+    monkeypatch.setattr(service, "_LAG_PERIOD", 0.0)
+    monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    metrics = Metrics()
+    with pytest.raises(RuntimeError):  # there are no more times
+        await service._measure_lag(metrics)
+    text = metrics.render().decode()
+    assert 'dtx_event_loop_lag_seconds_bucket{le="0.0025"} 1.0' in text
+    assert 'dtx_event_loop_lag_seconds_bucket{le="0.25"} 1.0' in text
+    assert 'dtx_event_loop_lag_seconds_bucket{le="0.5"} 2.0' in text

@@ -1,0 +1,194 @@
+"""The metrics of standalone mode have RabbitMQ's names and numbers: the same work is done at a real RabbitMQ."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import ProbableAuthenticationError
+from prometheus_client.parser import text_string_to_metric_families
+
+from dtx.store.postgres.message_counts import RATE_SECONDS
+from tests.support.client import connected
+from tests.support.crash import StandaloneStage
+from tests.support.loop_watch import WatchedService, not_held
+from tests.support.operator import Operator
+from tests.support.postgres import PostgresServer
+from tests.support.processes import free_port, wait_until
+from tests.support.rabbitmq import RabbitNode
+from tests.support.service import ADMIN
+
+DETAILED: Final = "/metrics/detailed?family=queue_coarse_metrics&family=queue_consumer_count"
+HOST_DEPENDENT: Final = {
+    "rabbitmq_auth_attempts_total",
+    "rabbitmq_auth_attempts_succeeded_total",
+    "rabbitmq_disk_space_available_bytes",
+    "rabbitmq_disk_space_available_limit_bytes",
+}
+"""Requests to the API are logins, too; the disks are not the same."""
+PERSISTENT: Final = pika.BasicProperties(delivery_mode=2)
+
+
+def numbers(page: bytes, prefix: str = "rabbitmq_") -> dict[str, float]:
+    """The sums of all series with the same name."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(page.decode()):
+        for sample in family.samples:
+            if sample.name.startswith(prefix):
+                found[sample.name] = found.get(sample.name, 0) + sample.value
+    return found
+
+
+@dataclass(frozen=True)
+class Pair:
+    """RabbitMQ and dtx after the same work, whose connections are open."""
+
+    theirs: Operator
+    """Its metrics."""
+    statistics: Operator
+    """Its management API."""
+    ours: Operator
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """RabbitMQ updates its numbers every five seconds."""
+        wait_until(condition, what="the numbers of RabbitMQ")
+
+
+def _take(channel: BlockingChannel, queue: str, count: int) -> list[int]:
+    """The tags of *count* deliveries of a consumer that stays."""
+    tags: list[int] = []
+    channel.basic_consume(queue, lambda _channel, method, *_: tags.append(method.delivery_tag))
+    while len(tags) < count:
+        channel.connection.process_data_events(1)
+    return tags
+
+
+def _work(url: str, stack: ExitStack) -> None:
+    """Messages of each kind."""
+    channel = stack.enter_context(connected(url)).channel()
+    channel.confirm_delivery()
+    grave = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "grave"}
+    channel.queue_declare("grave", durable=True)
+    channel.queue_declare("work", durable=True, arguments={**grave, "x-max-length": 8})
+    channel.queue_declare("lossy", durable=True, arguments={"x-message-ttl": 0})
+    for number in range(10):  # two are beyond the length
+        channel.basic_publish("", "work", b"%d" % number, PERSISTENT)
+    channel.basic_publish("", "lossy", b"", PERSISTENT)
+    channel.basic_publish("", "nowhere", b"", PERSISTENT)
+    with pytest.raises(pika.exceptions.UnroutableError):
+        channel.basic_publish("", "nowhere", b"", PERSISTENT, mandatory=True)
+    assert channel.basic_get("lossy")[0] is None
+    channel.basic_ack(channel.basic_get("work")[0].delivery_tag)
+    assert channel.basic_get("work", auto_ack=True)[0]
+    channel.basic_qos(prefetch_count=4)
+    first, second, third, _ = _take(channel, "work", 4)
+    channel.basic_ack(first)
+    channel.basic_reject(second, requeue=False)
+    channel.basic_nack(third, requeue=True)
+    channel.connection.process_data_events(1)
+    with pytest.raises(ProbableAuthenticationError):
+        pika.BlockingConnection(pika.URLParameters(url.replace("guest:guest", "guest:wrong")))
+
+
+@pytest.fixture(scope="module")
+def pair(postgres: PostgresServer) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        port = free_port()
+        config = {"prometheus.tcp.ip": "127.0.0.1", "prometheus.tcp.port": str(port)}
+        node = stack.enter_context(RabbitNode(in_memory=True, config=config, plugins=("rabbitmq_prometheus",)))
+        dtx = stack.enter_context(StandaloneStage(postgres, options=ADMIN))
+        for url in (node.url(), dtx.service.url()):
+            _work(url, stack)
+        yield Pair(Operator(f"http://127.0.0.1:{port}"), Operator(node.management_url), Operator(dtx.service.admin_url))
+
+
+def test_each_number_is_that_of_rabbitmq(pair: Pair) -> None:
+    ours = numbers(pair.ours.get("/metrics"))
+    assert len(ours) > 25
+    theirs: dict[str, float] = {}
+
+    def agree() -> bool:
+        theirs.update(numbers(pair.theirs.get("/metrics")))
+        return all(theirs.get(name) == value for name, value in ours.items() if name not in HOST_DEPENDENT)
+
+    try:
+        pair.wait_for(agree)
+    finally:
+        different = {name: (value, theirs.get(name)) for name, value in ours.items() if theirs.get(name) != value}
+        assert set(different) <= HOST_DEPENDENT, different
+    assert set(ours) <= set(theirs), "they are names of RabbitMQ"
+
+
+def test_each_queue_has_the_series_of_rabbitmq(pair: Pair) -> None:
+    def series(asked: Operator) -> dict[tuple[str, str, str], float]:
+        return {
+            (sample.name, sample.labels["vhost"], sample.labels["queue"]): sample.value
+            for family in text_string_to_metric_families(asked.get(DETAILED).decode())
+            for sample in family.samples
+            if "queue" in sample.labels and "reductions" not in sample.name
+        }
+
+    ours = series(pair.ours)
+    assert len(ours) == 3 * 4
+    pair.wait_for(lambda: series(pair.theirs) == ours)
+
+
+def test_statistics_of_queues_are_those_of_rabbitmq(pair: Pair) -> None:
+    """RabbitMQ leaves out those that are 0."""
+    words = ("publish", "deliver", "get", "get_no_ack", "get_empty", "deliver_get", "redeliver", "ack")
+
+    def of(asked: Operator, path: str) -> dict[str, Any]:
+        row = asked.get(path).get("message_stats", {})
+        return {word: row.get(word, 0) for word in (*words, "return_unroutable", "drop_unroutable")}
+
+    for path in ("/api/queues/%2F/work", "/api/queues/%2F/grave", "/api/queues/%2F/lossy", "/api/overview"):
+        pair.wait_for(lambda path=path: of(pair.statistics, path) == of(pair.ours, path))  # type: ignore[misc]
+    assert of(pair.ours, "/api/queues/%2F/work")["publish"] == 10
+
+
+def test_details_without_a_family_or_of_other_hosts_are_empty(pair: Pair) -> None:
+    assert pair.ours.get("/metrics/detailed") == b""
+    assert pair.ours.get("/metrics/detailed?family=nothing") == b""
+    empty = pair.ours.get(f"{DETAILED}&vhost=elsewhere").decode()
+    assert all(line.startswith("#") for line in empty.splitlines())
+    with_deliveries = pair.ours.get("/metrics/detailed?family=queue_delivery_metrics&vhost=/").decode()
+    assert 'rabbitmq_detailed_queue_messages_acked_total{vhost="/",queue="work"} 2\n' in with_deliveries
+
+
+def test_names_of_queues_are_escaped_as_labels(alone: StandaloneStage) -> None:
+    name = 'a"b\\c'
+    with alone.connected() as connection:
+        connection.channel().queue_declare(name)
+    text = Operator(alone.service.admin_url).get(DETAILED).decode()
+    found = {sample.labels["queue"] for family in text_string_to_metric_families(text) for sample in family.samples}
+    assert found == {name}
+
+
+def test_a_rate_is_an_average_over_several_seconds(alone: StandaloneStage) -> None:
+    boss = Operator(alone.service.admin_url)
+    alone.declare("q")
+
+    def rate() -> float:
+        value: float = boss.get("/api/queues/%2F/q")["message_stats"]["publish_details"]["rate"]
+        return value
+
+    assert rate() == 0
+    alone.fill("q", b"1", b"2", b"3")
+    assert rate() == 0, "the interval has not passed"
+    wait_until(lambda: rate() > 0, what="the rate")
+    assert rate() <= 3 / RATE_SECONDS
+
+
+def test_metrics_of_many_queues_do_not_hold_the_event_loop(postgres: PostgresServer) -> None:
+    database = postgres.create_database()
+    queues = [{"name": f"queue-{number:05}", "vhost": "/", "durable": True} for number in range(30_000)]
+    with WatchedService(database=database, options=ADMIN) as dtx:
+        boss = Operator(dtx.admin_url)
+        assert boss.ask("POST", "/api/definitions", {"queues": queues}).status == 204
+        with not_held(dtx):
+            assert numbers(boss.get("/metrics"))["rabbitmq_queues"] == 30_000
+            assert boss.get(DETAILED).count(b"\n") == 4 * (30_000 + 2)
+    postgres.drop_database(database)
