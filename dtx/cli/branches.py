@@ -31,8 +31,8 @@ from dtx.xa.xid import Xid
 
 _PAGE: Final = 1000
 _NAMES_SHOWN: Final = 5
-_XID_SHOWN: Final = 30
-"""Characters of an xid in a table."""
+_XID_SHOWN: Final = 76
+"""Characters of an xid in a table: enough for an xid of two UUIDs, so that most can be copied to another command."""
 
 _LIST_EPILOG: Final = (
     """\b
