@@ -7,7 +7,7 @@ import math
 import reprlib
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final
 
 from dtx.admin.safe_text import exact_name, iso_time, name_text, preview
@@ -15,6 +15,10 @@ from dtx.wire.amqp09 import properties, tables
 from dtx.wire.amqp09.errors import WireError, syntax_error
 from dtx.wire.amqp09.properties import Property
 
+MOST_FLAT: Final = 200
+"""Pairs of :func:`flat`."""
+_MOST_CHARACTERS: Final = 1000
+"""Characters of a value in a pair."""
 _NUMBERS: Final = (Property.DELIVERY_MODE, Property.PRIORITY)
 
 
@@ -133,6 +137,30 @@ def decode_properties(raw: bytes) -> dict[str, object]:
         return _PEOPLE.properties(raw)
     except WireError:
         return {"undecodable": preview(raw)}
+
+
+def flat(values: Mapping[str, object], most: int = MOST_FLAT) -> list[tuple[str, str]]:
+    """Properties or arguments for people, as pairs of name and value. Names within tables have their path before them.
+
+    Args:
+        values: from a decoder of this module.
+        most: pairs at most; a last one reports that there are more. Long values are cut.
+    """
+    found = list(islice(_pairs("", values), most + 1))
+    return found if len(found) <= most else [*found[:most], ("…", "there are more: the API has all")]
+
+
+def _pairs(name: str, value: object) -> Iterator[tuple[str, str]]:
+    match value:
+        case Mapping():
+            for key, inner in value.items():
+                yield from _pairs(f"{name}.{key}" if name else key, inner)
+        case list():
+            for index, inner in enumerate(value):
+                yield from _pairs(f"{name}[{index}]", inner)
+        case _:
+            text = str(value)
+            yield name, text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
 
 
 def table_from_json(values: Mapping[str, Any]) -> bytes:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from dtx.admin import forms, routes_orders, routes_read
 from dtx.admin.branch_filter import FilterForm
 from dtx.admin.forms import BulkForm, JournalQuery, PastQuery
-from dtx.admin.message_properties import decode_properties
+from dtx.admin.message_properties import decode_properties, flat
 from dtx.admin.problems import Problem, as_problem
 from dtx.admin.safe_text import preview
 from dtx.admin.web.page_request import Fields, Visit, Visitor, build, read_form, reads, total
@@ -331,7 +331,7 @@ def contents_page(visit: Visit, found: forms.Contents, **context: object) -> Res
     return visit.show(
         "message.html",
         message=found,
-        properties=plain(decode_properties(b64decode(found.properties))),
+        properties=flat(decode_properties(b64decode(found.properties))),
         preview=preview(b64decode(found.body), _PREVIEW),
         **context,
     )
@@ -348,26 +348,6 @@ def attachment(body: bytes, name: str) -> Response:
     """A response that browsers save as a file and never show, whatever it contains."""
     headers = {**HEADERS, "Content-Disposition": f'attachment; filename="{name}"', "Content-Security-Policy": "sandbox"}
     return Response(body, media_type="application/octet-stream", headers=headers)
-
-
-def plain(properties: dict[str, object]) -> list[tuple[str, str]]:
-    """Properties as pairs of name and value; names within tables have their path before them."""
-    found: list[tuple[str, str]] = []
-
-    def put(name: str, value: object) -> None:
-        match value:
-            case dict():
-                for key, inner in value.items():
-                    put(f"{name}.{key}", inner)
-            case list():
-                for index, inner in enumerate(value):
-                    put(f"{name}[{index}]", inner)
-            case _:
-                found.append((name, str(value)))
-
-    for name, value in properties.items():
-        put(name, value)
-    return found
 
 
 @router.get("/decide")

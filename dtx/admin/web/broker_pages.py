@@ -17,11 +17,11 @@ from starlette.responses import Response
 
 from dtx.admin import routes_rabbitmq as reading
 from dtx.admin import routes_rabbitmq_changes as changes
+from dtx.admin.message_properties import flat
 from dtx.admin.problems import Problem, as_problem
 from dtx.admin.rabbitmq_lists import Listed, ListQuery, Row, find, rows
 from dtx.admin.rabbitmq_rows import View, exchange_row
 from dtx.admin.safe_text import preview
-from dtx.admin.web.branch_pages import plain
 from dtx.admin.web.page_request import Fields, Visit, Visitor, build, read_form
 from dtx.admin.web.rendering import address, redirect_to
 from dtx.auth.roles import OperatorRole
@@ -40,6 +40,8 @@ MOST_SHOWN: Final = 50
 """Messages on one page."""
 _PREVIEW: Final = 4_000
 """Characters of a body in its preview."""
+_MOST_PROPERTIES: Final = 50
+"""Properties of each of these messages."""
 _REFUSALS: Final = (Problem, XaError, WireError, LogError)
 
 
@@ -143,7 +145,7 @@ async def list_page(where: str, listed: Listed, query: BrokerQuery, size: int = 
     pages = found.pages(size)
     page = min(query.page, pages)
     shown = [row async for row in rows(listed, found.things, (page - 1) * size, page * size)]
-    if query.sort and shown and query.sort not in shown[0]:
+    if query.sort and shown and query.sort.partition(".")[0] not in shown[0]:
         raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"sort: the rows have no field {query.sort[:100]!r}")
     given = query.model_dump(exclude={"page", "sort", "sort_reverse"}, exclude_defaults=True)
     return ListPage(
@@ -193,7 +195,7 @@ async def show_queue(visit: Visitor, view: Seen, query: Annotated[ObjectQuery, Q
     return visit.show(
         "queue.html",
         queue=row,
-        arguments=plain(row["arguments"]),
+        arguments=flat(row["arguments"]),
         bindings=await list_page("bindings", bindings, BindingsQuery(**place, destination=query.name), _FEW),
         consumers=await list_page("consumers", consumers, ConsumersQuery(**place, queue=query.name), _FEW),
         may_change=_may_change(visit),
@@ -230,7 +232,7 @@ async def show_exchange(visit: Visitor, view: Seen, query: Annotated[ObjectQuery
     return visit.show(
         "exchange.html",
         exchange=row,
-        arguments=plain(row["arguments"]),
+        arguments=flat(row["arguments"]),
         begin=await list_page("bindings", begin, BindingsQuery(vhost=vhost, source=name), _FEW),
         end=await list_page("bindings", end, to, _FEW),
         may_change=_may_change(visit),
@@ -365,7 +367,7 @@ def _shown(message: dict[str, Any]) -> dict[str, Any]:
     """A message of the API, with its properties and the beginning of its body for people."""
     body = b64decode(message["payload"])
     return message | {
-        "properties": plain(dict(message["properties"])),
+        "properties": flat(dict(message["properties"]), _MOST_PROPERTIES),
         "preview": preview(body, _PREVIEW, message["payload_bytes"]),
     }
 

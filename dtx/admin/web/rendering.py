@@ -1,5 +1,6 @@
 """Pages from templates: all values are escaped, and pages load nothing from other sites."""
 
+import asyncio
 import hashlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from dtx.admin.message_properties import flat
 from dtx.admin.safe_text import human_duration, human_size, safe
 from dtx.auth.roles import TAGS, OperatorRole
 from dtx.log.pages import MOST_COUNTED
@@ -122,6 +124,7 @@ def _environment() -> Environment:
         short=_short,
         readable=_readable,
         name=_name,
+        flat=flat,
         typed=escape,  # for fields of several lines: _finalize would escape line ends, too
     )
     # Markup, because _finalize would escape the narrow space.
@@ -137,6 +140,18 @@ def _environment() -> Environment:
 
 
 _environment_of_pages: Final = _environment()
+
+
+@cache
+def _compile() -> None:
+    for name in _environment_of_pages.list_templates():
+        _environment_of_pages.get_template(name)
+
+
+async def load_templates() -> None:
+    """Compile all templates before the first page. That takes up to 60 ms for one, so the event loop does not do it."""
+    if not _compile.cache_info().currsize:
+        await asyncio.to_thread(_compile)
 
 
 def render(template: str, context: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Response:

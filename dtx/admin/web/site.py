@@ -21,12 +21,13 @@ from starlette.responses import Response
 from dtx.admin import routes_orders, routes_read
 from dtx.admin.api_context import ApiContext, page_of
 from dtx.admin.forms import AuditQuery, ConnectionForm, DisconnectForm, OutcomeQuery, XidQuery
+from dtx.admin.message_properties import flat
 from dtx.admin.problems import Problem
 from dtx.admin.rabbitmq_lists import Listed, Row
 from dtx.admin.rabbitmq_rows import Client, connection_row
 from dtx.admin.routes_rabbitmq import view_of
 from dtx.admin.web import account_pages, branch_pages, broker_pages, login
-from dtx.admin.web.branch_pages import attachment, contents_page, plain
+from dtx.admin.web.branch_pages import attachment, contents_page
 from dtx.admin.web.broker_pages import NamedQuery, list_page
 from dtx.admin.web.live_updates import LiveUpdates, curve, endings, rates
 from dtx.admin.web.page_request import (
@@ -41,7 +42,7 @@ from dtx.admin.web.page_request import (
     to_sign_in,
     total,
 )
-from dtx.admin.web.rendering import address, redirect_to
+from dtx.admin.web.rendering import address, load_templates, redirect_to
 from dtx.auth.roles import OperatorRole
 from dtx.log import pages
 from dtx.log.api import LogError
@@ -142,7 +143,7 @@ async def show_connection(visit: Visitor, number: int) -> Response:
         "connection.html",
         connection=found.connection,
         row=row,
-        properties=plain(row["client_properties"]),
+        properties=flat(row["client_properties"]),
         channels=[(channel, details.get(channel.number)) for channel in found.channels],
         live="always",
     )
@@ -308,7 +309,8 @@ def website(context: ApiContext, pulse: LiveUpdates) -> FastAPI:
     app.state.pulse = pulse
     app.state.sessions = Sessions()
     for routes in (login.router, branch_pages.router, broker_pages.router, account_pages.router, router):
-        app.include_router(routes, include_in_schema=False, dependencies=[Depends(require_known_keys)])
+        depends = [Depends(load_templates), Depends(require_known_keys)]
+        app.include_router(routes, include_in_schema=False, dependencies=depends)
 
     async def redirect_to_sign_in(request: Request, _: Exception) -> Response:
         return to_sign_in(request)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dtx.admin.message_properties import properties_from_json, table_from_json, table_to_json
+from dtx.admin.message_properties import flat, properties_from_json, table_from_json, table_to_json
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.tables import MAX_DEPTH, MAX_ENTRIES
 
@@ -43,3 +43,11 @@ def test_the_reason_for_a_deep_value_is_short() -> None:
     with pytest.raises(WireError, match="does not fit the property type") as refused:
         properties_from_json({"type": nested(100_000)})
     assert len(json.dumps(refused.value.reason)) < 120
+
+
+def test_tables_for_people_are_flat_and_short() -> None:
+    table = {"a": {"b": [1, {"c": None}]}, "long": "x" * 5000, "d": True}
+    found = flat(table)
+    assert found == [("a.b[0]", "1"), ("a.b[1].c", "None"), ("long", "x" * 1000 + "…"), ("d", "True")]
+    assert flat(table, 2) == [*found[:2], ("…", "there are more: the API has all")]
+    assert flat(table, 4) == found
