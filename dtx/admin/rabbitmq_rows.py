@@ -358,7 +358,7 @@ class View:
             "os_pid": str(os.getpid()),
             "uptime": round((time.time() - _STARTED) * 1000),
             "processors": os.cpu_count(),
-            "mem_used": _resident(),
+            "mem_used": resident(),
             "mem_alarm": "memory" in self.alarms(),
             "disk_free": manager.disk.free,
             "disk_free_limit": manager.disk.limit,
@@ -395,7 +395,8 @@ def _queue_totals(found: BrokerTotals) -> dict[str, int]:
     }
 
 
-def _resident() -> int | None:
+def resident() -> int | None:
+    """The memory of this process in bytes; ``None`` where it is not known."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except OSError:

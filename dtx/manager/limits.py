@@ -183,6 +183,11 @@ class Quotas:
                 found.setdefault(key, self._usage(*key)).take_in(holdings)
         return iter(found.values())
 
+    @property
+    def in_doubt(self) -> int:
+        """The number of branches in doubt of all users."""
+        return sum(holdings.counts[QuotaResource.IN_DOUBT] for holdings in self._holdings.values())
+
     def of(self, user: str, vhost: str) -> Holdings:
         """The holdings of *user* in *vhost*. Count in them at once; later the object may have been replaced."""
         found = self._holdings.get((user, vhost))

@@ -11,15 +11,18 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from itertools import pairwise
 from typing import Final
 
 from dtx.admin.api_context import ApiContext
 from dtx.admin.forms import StatusForm
+from dtx.admin.identity import Identity
 from dtx.admin.problems import Problem
+from dtx.admin.rabbitmq_rows import View, resident
 from dtx.admin.routes_read import status
+from dtx.admin.web.history import History
+from dtx.auth.roles import OperatorRole
 from dtx.log import pages
 from dtx.log.pages import JournalFilter
 from dtx.telemetry import Metrics, get_logger
@@ -29,8 +32,8 @@ BEAT_SECONDS: Final = 2.0
 MOST_WATCHERS: Final = 100
 """Open pages at most. They count as requests under way, of which the API permits 200."""
 _SAMPLE_SECONDS: Final = 5.0
-_SAMPLES: Final = 121
-"""Samples of ten minutes."""
+_SAMPLES: Final = 14
+"""Samples of a minute, and the one before it."""
 _SHARE: Final = 20
 """Queries may take one twentieth of the time: if they take longer, there are fewer of them."""
 
@@ -39,6 +42,9 @@ SHOWN: Final = ("start", "prepare", "commit", "rollback", "forget", "recover")
 """Operations that the overview shows."""
 _CALLS: Final = "dtx_operations"
 _CALL_SECONDS: Final = "dtx_operation_seconds"
+_LAG_SECONDS: Final = "dtx_event_loop_lag_seconds"
+_SAMPLER: Final = Identity(name="dtx", role=OperatorRole.VIEWER, address="")
+"""The identity that reads the numbers of the broker. They are shown to every operator."""
 WINDOW_SECONDS: Final = 60.0
 
 
@@ -50,11 +56,17 @@ class Sample:
         at: seconds of a monotonic clock.
         calls: number of calls by operation.
         buckets: number of calls that took at most that long, by operation and seconds.
+        lag: number of delays of the event loop that were at most that long, by seconds.
+        published: messages from publishers, in standalone mode.
+        delivered: messages to consumers, in standalone mode.
     """
 
     at: float
     calls: dict[str, float]
     buckets: dict[str, dict[float, float]]
+    lag: dict[float, float] = field(default_factory=dict)
+    published: int | None = None
+    delivered: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +90,10 @@ def take(metrics: Metrics, now: float) -> Sample:
     """The counters now."""
     calls: dict[str, float] = {}
     buckets: dict[str, dict[float, float]] = {}
+    lag: dict[float, float] = {}
     for family in metrics.registry.collect():
+        if family.name == _LAG_SECONDS:
+            lag = {float(each.labels["le"]): each.value for each in family.samples if each.name.endswith("_bucket")}
         if family.name not in (_CALLS, _CALL_SECONDS):
             continue
         for sample in family.samples:
@@ -87,7 +102,7 @@ def take(metrics: Metrics, now: float) -> Sample:
                 calls[operation] = calls.get(operation, 0.0) + sample.value
             elif sample.name == f"{_CALL_SECONDS}_bucket":
                 buckets.setdefault(operation, {})[float(sample.labels["le"])] = sample.value
-    return Sample(now, calls, buckets)
+    return Sample(now, calls, buckets, lag)
 
 
 def rates(samples: Sequence[Sample]) -> list[Rate]:
@@ -102,16 +117,15 @@ def rates(samples: Sequence[Sample]) -> list[Rate]:
         Rate(
             operation,
             (last.calls.get(operation, 0.0) - first.calls.get(operation, 0.0)) / (last.at - first.at),
-            _quantile(first, last, operation, 0.5),
-            _quantile(first, last, operation, 0.99),
+            _quantile(first.buckets.get(operation, {}), last.buckets.get(operation, {}), 0.5),
+            _quantile(first.buckets.get(operation, {}), last.buckets.get(operation, {}), 0.99),
         )
         for operation in SHOWN
     ]
 
 
-def _quantile(first: Sample, last: Sample, operation: str, share: float) -> float | None:
-    before = first.buckets.get(operation, {})
-    counts = {bound: count - before.get(bound, 0.0) for bound, count in sorted(last.buckets.get(operation, {}).items())}
+def _quantile(before: dict[float, float], after: dict[float, float], share: float) -> float | None:
+    counts = {bound: count - before.get(bound, 0.0) for bound, count in sorted(after.items())}
     total = counts.get(float("inf"), 0.0)
     if total <= 0:
         return None
@@ -119,30 +133,20 @@ def _quantile(first: Sample, last: Sample, operation: str, share: float) -> floa
     return found if found != float("inf") else max(bound for bound in counts if bound != float("inf"))
 
 
-def endings(samples: Sequence[Sample]) -> list[float]:
-    """Commits and rollbacks a second, between each sample and the next."""
-    found = []
-    for before, after in pairwise(samples):
-        count = sum(after.calls.get(name, 0.0) - before.calls.get(name, 0.0) for name in ("commit", "rollback"))
-        found.append(max(0.0, count) / (after.at - before.at))
-    return found
+def rates_between(before: Sample, after: Sample) -> dict[str, float | None]:
+    """The series that are computed from two samples: rates a second, and the longest delay of the event loop."""
+    passed = after.at - before.at
+    done = sum(after.calls.get(name, 0.0) - before.calls.get(name, 0.0) for name in ("commit", "rollback"))
 
+    def rate(first: int | None, last: int | None) -> float | None:
+        return None if first is None or last is None else max(0, last - first) / passed
 
-def curve(values: Sequence[float], width: int, height: int, most: int) -> str:
-    """The points of a line for SVG, with the latest value at the right end.
-
-    Args:
-        values: oldest first.
-        width: of the picture.
-        height: of the picture.
-        most: number of values that fill the width.
-    """
-    top = max([*values, 1.0])
-    step = width / max(1, most - 1)
-    start = width - step * (len(values) - 1)
-    return " ".join(
-        f"{start + step * index:.1f},{height - value / top * height:.1f}" for index, value in enumerate(values)
-    )
+    return {
+        "branches": max(0.0, done) / passed,
+        "published": rate(before.published, after.published),
+        "delivered": rate(before.delivered, after.delivered),
+        "lag": _quantile(before.lag, after.lag, 1.0),
+    }
 
 
 @dataclass(slots=True)
@@ -170,6 +174,7 @@ class LiveUpdates:
     def __init__(self, context: ApiContext) -> None:
         self._context = context
         self._samples: deque[Sample] = deque(maxlen=_SAMPLES)
+        self.history: Final = History()
         self._watchers = 0
         self._beat: StatusSnapshot | None = None
         self._query_lock = asyncio.Lock()
@@ -179,7 +184,7 @@ class LiveUpdates:
 
     @property
     def samples(self) -> list[Sample]:
-        """Counters of the last ten minutes, oldest first."""
+        """Counters of the last minute, oldest first."""
         return list(self._samples)
 
     def begin(self) -> None:
@@ -239,7 +244,7 @@ class LiveUpdates:
             try:
                 if now - sampled >= _SAMPLE_SECONDS:
                     sampled = now
-                    self._samples.append(take(self._context.metrics, now))
+                    await self._sample(now)
                 if self._watchers:
                     await self._notify()
             except Exception as error:  # noqa: BLE001 - the next query updates the pages
@@ -247,6 +252,27 @@ class LiveUpdates:
             wait = max(BEAT_SECONDS, _SHARE * (time.monotonic() - now))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), wait)
+
+    async def _sample(self, now: float) -> None:
+        """Read all numbers of the series."""
+        context, active = self._context, self._context.active
+        if active is not None and not active.lease_valid():
+            active = None
+        sample = take(context.metrics, now)
+        reading: dict[str, float | None] = {"memory": resident()}
+        if active is not None:
+            reading |= {"in_doubt": active.manager.quotas.in_doubt, "disk": active.manager.disk.free}
+        if active is not None and active.own_broker is not None:
+            broker = active.own_broker
+            view = View(who=_SAMPLER, context=context, active=active, broker=broker, users=broker.accounts.users)
+            totals = await view.totals()
+            reading |= {"ready": totals.ready, "unacked": totals.unacked}
+            counts = totals.counts
+            sample = replace(sample, published=counts.numbers()["publish"], delivered=counts.deliver_get)
+        if self._samples:
+            reading |= rates_between(self._samples[-1], sample)
+        self._samples.append(sample)
+        self.history.add(now, reading)
 
     async def _notify(self) -> None:
         await self.snapshot()

@@ -7,9 +7,10 @@
 """
 
 import asyncio
+import time
 from base64 import b64decode
 from http import HTTPStatus
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
@@ -29,7 +30,8 @@ from dtx.admin.routes_rabbitmq import view_of
 from dtx.admin.web import account_pages, branch_pages, broker_pages, login
 from dtx.admin.web.branch_pages import attachment, contents_page
 from dtx.admin.web.broker_pages import NamedQuery, list_page
-from dtx.admin.web.live_updates import LiveUpdates, curve, endings, rates
+from dtx.admin.web.history import HEIGHT, WIDTH, WINDOW_TEXTS, ago, draw
+from dtx.admin.web.live_updates import LiveUpdates, rates
 from dtx.admin.web.page_request import (
     Sessions,
     SignInNeeded,
@@ -53,20 +55,17 @@ from dtx.xa.model import State
 from dtx.xa.table import IN_DOUBT
 
 router = APIRouter()
-_WIDTH, _HEIGHT = 600, 80
-_POINTS = 120
 _PAGE = 50
 _OTHERS = 20
 """Branches and scans on the page of connections at most; the API lists all."""
 
 
 @router.get("/")
-async def show_overview(visit: Visitor) -> Response:
+async def show_overview(visit: Visitor, window: Literal["10m", "1h", "8h"] = "10m") -> Response:
     """The overview."""
     visit.who.require(OperatorRole.VIEWER)
     status = (await visit.pulse.snapshot()).status
-    samples = visit.pulse.samples
-    done = endings(samples)
+    samples, shown = visit.pulse.samples, visit.pulse.history.windows[window]
     order = [str(state) for state in State if status.branches.get(str(state))]
     in_doubt = {str(state) for state in IN_DOUBT}
     return visit.show(
@@ -76,10 +75,12 @@ async def show_overview(visit: Visitor) -> Response:
         in_doubt=in_doubt,
         total=sum(count for state, count in status.branches.items() if state in in_doubt),
         rates=rates(samples),
-        curve=curve(done, _WIDTH, _HEIGHT, _POINTS),
-        done=done,
-        width=_WIDTH,
-        height=_HEIGHT,
+        charts=draw(shown, time.monotonic(), standalone=visit.context.standalone),
+        ago=ago(shown),
+        window=window,
+        windows=WINDOW_TEXTS,
+        width=WIDTH,
+        height=HEIGHT,
         lease=next((lease for lease in status.leases if lease.rm == status.rm), None),
         live="always",
     )

@@ -13,7 +13,7 @@ from dtx.admin.problems import Problem
 from dtx.admin.rabbitmq_lists import Listed
 from dtx.admin.web.branch_pages import asked, filter_of
 from dtx.admin.web.broker_pages import ListPage, NamedQuery, list_page, typed_properties
-from dtx.admin.web.live_updates import Sample, curve, endings, rates, take
+from dtx.admin.web.live_updates import Sample, rates, take
 from dtx.admin.web.page_request import Fields, frame, known_keys, local, reads
 from dtx.admin.web.rendering import _environment_of_pages, _when, address, render
 from dtx.telemetry import Metrics
@@ -127,7 +127,6 @@ def test_rates_are_those_of_the_last_minute() -> None:
     found = {rate.operation: rate for rate in rates(samples)}
     assert (found["commit"].per_second, found["commit"].median, found["commit"].p99) == (2.0, 0.001, 0.01)
     assert (found["prepare"].per_second, found["prepare"].median) == (0.0, None)
-    assert endings(samples) == [0.0, 2.0]
     assert {rate.per_second for rate in rates(samples[:1])} == {0.0}
     far_apart = [samples[0], Sample(500.0, {"commit": 1_000_500.0}, {})]
     assert next(rate for rate in rates(far_apart) if rate.operation == "commit").per_second == 1.0
@@ -142,15 +141,12 @@ def test_samples_are_those_of_the_metrics() -> None:
     metrics = Metrics()
     for answer in ("xa-ok", "xa-ok", "541"):
         metrics.operation_done("commit", answer, 0.003)
+    metrics.loop_lagged(0.02)
     sample = take(metrics, 1.0)
+    assert (sample.lag[0.01], sample.lag[0.025]) == (0.0, 1.0)
     assert sample.calls == {"commit": 3.0}
     assert sample.buckets["commit"][0.0025] == 0.0
     assert sample.buckets["commit"][float("inf")] == 3.0
-
-
-def test_a_curve_ends_at_the_right_and_reaches_its_maximum() -> None:
-    assert curve([0.0, 2.0, 1.0], 100, 10, 11) == "80.0,10.0 90.0,0.0 100.0,5.0"
-    assert curve([], 100, 10, 11) == ""
 
 
 def test_a_time_is_shown_in_utc_and_precise_for_machines() -> None:

@@ -1,6 +1,7 @@
 """Pages that update themselves, and the limits of these updates."""
 
 import http.client
+import re
 from contextlib import closing
 from urllib.parse import urlsplit
 
@@ -40,6 +41,29 @@ def test_the_overview_announces_changes_to_screen_readers(tour: Tour, site: Stan
     prepared(site, b"aloud")
     expect(carla.page.locator("#live-cards .figure").first).to_have_text(str(before + 1), timeout=30_000)
     expect(carla.page.locator("#say")).to_contain_text(f"{before + 1} in doubt")
+
+
+def test_the_overview_draws_its_series(tour: Tour, site: StandaloneStage) -> None:
+    """Each has its present number as text, and the server draws its line."""
+    prepared(site, b"series")
+    site.declare("series")
+    site.fill("series", *(b"x" for _ in range(7)))
+    carla = tour.visitor("carla")
+    in_doubt = carla.page.locator("#live-cards .figure").first.inner_text()
+    expected: dict[str, str | re.Pattern[str]] = {
+        "Branches in doubt": f"{in_doubt} at most",
+        "Messages in queues": re.compile("ready [1-9]"),
+    }
+    for title, words in expected.items():
+        figure = carla.page.locator("figure", has_text=title)
+        expect(figure.locator("figcaption")).to_contain_text(words, timeout=30_000)
+        expect(figure.locator("polyline").first).to_have_attribute("points", re.compile(r"\d"))
+    expect(carla.page.locator("figure", has_text="Delay")).to_contain_text("ms", timeout=30_000)
+    expect(carla.page.locator("figure", has_text="Messages per second")).to_contain_text("/s")
+    carla.follow("8 hours")
+    expect(carla.page.locator("#live-series text").filter(has_text="8h ago").first).to_be_visible()
+    assert carla.open("?window=2h").status == 422
+    carla.require_peace()
 
 
 def test_a_branch_page_shows_another_operators_decision(tour: Tour, site: StandaloneStage) -> None:
