@@ -46,6 +46,7 @@ The token for an API is the first of:
   --database                  the command creates a temporary token in the database
   the terminal                the command asks for the token
 """
+_END_CERTIFICATE: Final = "-----END CERTIFICATE-----"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,24 @@ class ApiAccess:
             return ssl.create_default_context(cafile=self.ca)
         except (OSError, ssl.SSLError) as error:
             raise CommandError(Exit.USAGE, f"--api-ca: {self.ca} has no PEM certificate: {error}") from None
+
+    def trusted_here(self, certificate: Path | None) -> ssl.SSLContext:
+        """The TLS context for the API of the dtx with the same settings.
+
+        Without ``--api-ca`` it trusts the very *certificate* of the settings, for whatever host it was issued.
+
+        Raises:
+            CommandError: see :meth:`trusted`.
+        """
+        if self.ca is None and certificate is not None:
+            with suppress(OSError, ValueError, ssl.SSLError):  # it is for another user; then as for any API
+                # the first one of a chain: authorities behind it have issued certificates for others as well
+                own, end, _ = certificate.read_text("ascii").partition(_END_CERTIFICATE)
+                context = ssl.create_default_context(cadata=own + end)
+                context.check_hostname = False
+                context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+                return context
+        return self.trusted()
 
     def given_token(self) -> str | None:
         """The token from the file, else from ``DTX_TOKEN``.
@@ -153,7 +172,7 @@ def reach(settings: Settings, access: ApiAccess, *, orders: bool, make: bool = F
             remote = Remote(
                 base,
                 lambda: access.given_token() or _temporary_token(settings, url, stack),
-                ca=access.trusted(),
+                ca=access.trusted_here(settings.admin_tls_cert),
                 hint=hint,
             )
             yield stack.enter_context(remote)

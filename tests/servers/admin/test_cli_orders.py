@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import psycopg
 import pytest
+import trustme
 
 from dtx.auth.operators import OperatorLog
 from dtx.auth.roles import OperatorRole
@@ -239,6 +240,21 @@ def test_the_api_is_asked_over_tls(
         assert str(xid) in capsys.readouterr().out
         assert run(words) == 1
         assert "certificate verify failed" in capsys.readouterr().err
+
+
+def test_a_command_trusts_the_certificate_of_its_own_settings(
+    postgres: PostgresServer, certificates: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The service has no other name for a command on its machine than its address."""
+    other = trustme.CA().issue_cert("127.0.0.1")
+    other.cert_chain_pems[0].write_to_path(tmp_path / "other.pem")
+    pair = ("--admin-tls-cert", str(certificates / "server.pem"), "--admin-tls-key", str(certificates / "server.key"))
+    with StandaloneStage(postgres, options=(*ADMIN, *pair)) as stage:
+        where = ["--database", stage.database, "--admin-listen", stage.service.admin_url.removeprefix("https://")]
+        for certificate, status in ((certificates / "server.pem", 0), (tmp_path / "other.pem", 1)):
+            trust = ["--admin-tls-cert", str(certificate), "--admin-tls-key", str(certificates / "server.key")]
+            assert run(["token", "add", f"token{status}", "--role", "viewer", *where, *trust]) == status
+        assert "certificate verify failed" in capfd.readouterr().err
 
 
 class _Elsewhere(BaseHTTPRequestHandler):
