@@ -6,6 +6,7 @@
 FROM python:3.13-slim AS build
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
+COPY deploy deploy
 COPY dtx dtx
 COPY migrations migrations
 # hadolint ignore=DL3013
