@@ -11,9 +11,12 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ProbableAuthenticationError
 from prometheus_client.parser import text_string_to_metric_families
 
+from dtx.client import XaFlag
 from dtx.store.postgres.message_counts import RATE_SECONDS
+from dtx.wire.amqp10.performatives import ACCEPTED, Role
+from tests.servers.amqp10.raw import Raw
 from tests.support.client import connected
-from tests.support.crash import StandaloneStage
+from tests.support.crash import StandaloneStage, work
 from tests.support.loop_watch import WatchedService, not_held
 from tests.support.operator import Operator
 from tests.support.postgres import PostgresServer
@@ -66,7 +69,7 @@ def _take(channel: BlockingChannel, queue: str, count: int) -> list[int]:
     return tags
 
 
-def _work(url: str, stack: ExitStack) -> None:
+def _exercise(url: str, stack: ExitStack) -> None:
     """Messages of each kind."""
     channel = stack.enter_context(connected(url)).channel()
     channel.confirm_delivery()
@@ -101,7 +104,7 @@ def pair(postgres: PostgresServer) -> Iterator[Pair]:
         node = stack.enter_context(RabbitNode(in_memory=True, config=config, plugins=("rabbitmq_prometheus",)))
         dtx = stack.enter_context(StandaloneStage(postgres, options=ADMIN))
         for url in (node.url(), dtx.service.url()):
-            _work(url, stack)
+            _exercise(url, stack)
         yield Pair(Operator(f"http://127.0.0.1:{port}"), Operator(node.management_url), Operator(dtx.service.admin_url))
 
 
@@ -192,3 +195,47 @@ def test_metrics_of_many_queues_do_not_hold_the_event_loop(postgres: PostgresSer
             assert numbers(boss.get("/metrics"))["rabbitmq_queues"] == 30_000
             assert boss.get(DETAILED).count(b"\n") == 4 * (30_000 + 2)
     postgres.drop_database(database)
+
+
+def moved(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """The counters of messages that have changed, by the last part of their names."""
+    prefix = "rabbitmq_global_messages_"
+    changed = {name: after[name] - before[name] for name in after if after[name] != before[name]}
+    return {name.removeprefix(prefix): number for name, number in changed.items() if name.startswith(prefix)}
+
+
+def test_messages_of_a_branch_count_when_it_commits(alone: StandaloneStage) -> None:
+    boss = Operator(alone.service.admin_url)
+    alone.declare("q")
+    alone.fill("q", b"1")
+    start = numbers(boss.get("/metrics"))
+    with alone.connected() as connection:
+        published = {"q": [b"2", b"3"]}
+        xa, xid = work(connection.channel(), publish=published, consume={"q": 1})
+        assert xa.prepare(xid) is XaFlag.OK
+        voted = numbers(boss.get("/metrics"))
+        assert moved(start, voted) == {"received_total": 2, "delivered_total": 1, "delivered_get_manual_ack_total": 1}
+        xa.commit(xid)
+    committed = moved(voted, numbers(boss.get("/metrics")))
+    assert committed == {"routed_total": 2, "acknowledged_total": 1}
+
+
+def test_messages_of_amqp_1_0_are_counted(alone: StandaloneStage) -> None:
+    boss = Operator(alone.service.admin_url)
+    alone.declare("q")
+    start = numbers(boss.get("/metrics"))
+    with Raw(alone.service) as raw:
+        session = raw.opened().begin()
+        for address in ("/queues/q", "/exchanges/amq.direct/nowhere"):
+            raw.outcome(session, raw.post(raw.sender(session, address, address), b"1"))
+        raw.receiver(session, "/queues/q")
+        session.dispose(Role.RECEIVER, [raw.take().delivery_id], ACCEPTED, settled=True)
+        raw.close()
+    assert moved(start, numbers(boss.get("/metrics"))) == {
+        "received_total": 2,
+        "routed_total": 1,
+        "unroutable_returned_total": 1,
+        "delivered_total": 1,
+        "delivered_consume_manual_ack_total": 1,
+        "acknowledged_total": 1,
+    }

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dtx.store.postgres.arguments import QueueArguments
-from dtx.store.postgres.message_counts import BrokerCounts, MessageCounts
+from dtx.store.postgres.message_counts import BrokerCounts, MessageCounts, RateSample
 from tests.support.memory_log import MemoryDatabase, MemoryLog
 from tests.support.standalone import Client
 from tests.unit.store.queue_rig import Channel, Rig
@@ -116,3 +116,12 @@ async def test_sums_do_not_decrease_when_a_queue_is_deleted(client: Client) -> N
     await client.submit(acked=sink.deliveries)
     assert other.index.counts.publish == 1
     assert (total(client).publish, total(client).deliver, total(client).ack) == (3, 2, 2)
+
+
+def test_a_rate_is_an_average_of_five_seconds_at_least() -> None:
+    sample = RateSample()
+    assert sample.rates((10, 0), 100.0) == (0, 0), "there is no earlier number"
+    assert sample.rates((30, 5), 104.0) == (0, 0)
+    assert sample.rates((30, 5), 105.0) == (4, 1)
+    assert sample.rates((90, 5), 109.0) == (4, 1)
+    assert sample.rates((90, 5), 115.0) == (6, 0)
