@@ -29,12 +29,12 @@ from benchmarks.reconcile import Stored, wrong
 from benchmarks.source import digest, fill, server
 from benchmarks.support.report import Table, machine
 from dtx.pipeline.archive import archive
-from dtx.pipeline.generate import FleetPlan, generate, write
 from dtx.pipeline.java import find_java, make_java_home
 from dtx.pipeline.lake import Lake
 from dtx.pipeline.reconcile import current, run
 from dtx.pipeline.session import SessionOptions, open_session
 from dtx.pipeline.source import register
+from tests.support.generated_fleet import FleetPlan, generate, write
 from tests.support.processes import end, free_port, short_directory, spawn, wait_until
 
 _HOME: Final = Path(pyspark.__file__).parent

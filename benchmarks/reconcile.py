@@ -30,10 +30,10 @@ from pyspark.sql import functions as sf
 from benchmarks.support.duck import question
 from benchmarks.support.processor import resident, seconds, tree
 from benchmarks.support.report import Table, machine
-from dtx.pipeline.generate import INJECTED, FleetPlan, generate, write
 from dtx.pipeline.reconcile import current, run
 from dtx.pipeline.session import SessionOptions, open_session
 from dtx.pipeline.verdicts import Rules, Verdict
+from tests.support.generated_fleet import INJECTED, FleetPlan, generate, write
 
 _OUT_OF_MEMORY = 7
 """The exit code of DuckDB's process if it runs out of memory."""

@@ -34,7 +34,7 @@ def question(directory: str, out: str, rules: Rules, part: tuple[int, int] = (0,
     The columns are ``format_id``, ``gtrid``, ``verdict``, ``since``, ``rms``, ``owners``, ``branches``.
 
     Args:
-        directory: of :func:`dtx.pipeline.generate.write`.
+        directory: of :func:`tests.support.generated_fleet.write`.
         out: the Parquet file to write.
         rules: parameters of the rules.
         part: the number of the part of the transactions, from 0, and the number of parts.

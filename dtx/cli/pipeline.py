@@ -1,6 +1,5 @@
 """``dtx pipeline``: archive, reconcile and report over the journals of a fleet, on Spark."""
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -204,7 +203,7 @@ def example() -> None:
     """Print an example of pipeline.toml."""
     from dtx.pipeline.fleet import EXAMPLE
 
-    click.echo(EXAMPLE, nl=False)
+    click.echo(EXAMPLE.read_text(encoding="utf-8"), nl=False)
 
 
 @pipeline.command("archive", epilog=_EPILOG)
@@ -344,32 +343,3 @@ def run_all(fleet_file: Path, to: Path | None, no_publish: bool, keep_classes: b
     if failed is not None:
         raise failed
     return code
-
-
-@pipeline.command("generate", epilog=_EPILOG)
-@click.argument("directory")
-@click.option("--transactions", type=click.IntRange(min=1), default=100_000, show_default=True, metavar="NUMBER")
-@click.option(
-    "--anomalies",
-    type=click.IntRange(min=0),
-    default=10,
-    show_default=True,
-    metavar="NUMBER",
-    help="Number of each kind.",
-)
-@click.option("--seed", type=int, default=0, show_default=True, metavar="NUMBER", help="Seed of the random fleet.")
-@_with_spark
-def generate(directory: str, transactions: int, anomalies: int, seed: int, spark: "SessionOptions") -> int:
-    """Write journals of an invented fleet. Its anomalies are known: DIRECTORY/truth lists them."""
-    from dtx.pipeline import generate as fleets
-    from dtx.pipeline.progress import Progress
-    from dtx.pipeline.session import open_session
-
-    try:
-        plan = fleets.FleetPlan(transactions=transactions, anomalies=anomalies, seed=seed)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    with open_session(spark) as session, Progress(session, "generate"):
-        fleets.write(fleets.generate(session, plan), directory)
-    click.echo(f"{transactions:,} transactions in {directory}: events, observations, decisions, truth", file=sys.stdout)
-    return Exit.OK

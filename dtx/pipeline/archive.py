@@ -4,6 +4,7 @@ If this process dies before a commit, the lake has none of its lines, and they a
 lake has the lines, and the commit has the place that they reach (:mod:`dtx.pipeline.lake`).
 """
 
+import json
 import threading
 import time
 from collections import deque
@@ -12,21 +13,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import DeltaTable, WriterProperties, write_deltalake
 
 from dtx.pipeline.delta import gathered, refused, transaction
 from dtx.pipeline.files import LakeBusy, LakeError
-from dtx.pipeline.lake import APP, BATCH, EVENTS, LOCK, LOCK_SECONDS, MONTH, SCHEMA, Lake, last_batch, places
+from dtx.pipeline.lake import APP, BATCH, EVENTS, LOCK, LOCK_SECONDS, MONTH, PLACES, SCHEMA, Lake, last_batch, unknown
 from dtx.pipeline.quarantine import Quarantined
 from dtx.pipeline.source.datasource import StreamReader
 from dtx.pipeline.source.options import parse
 from dtx.pipeline.source.server import SourceError
-
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
 
 _AT_ONCE: Final = 4
 """Databases read at the same time."""
@@ -91,19 +90,16 @@ class _New:
 def archive(
     root: str, sources: Mapping[str, Mapping[str, str]], *, again: bool = False, watch: Watcher | None = None
 ) -> list[Archived]:
-    """Copy new lines of the journals into the lake.
+    """Copy new lines of the journals into the lake, which is made where there is none.
 
     Args:
-        root: of the lake; it is made where there is none.
+        root: of the lake.
         sources: options of ``format("dtx")`` for each database, by its configured name.
         again: read the journals from the beginning; lines that the lake has are left out.
         watch: called repeatedly with the results so far.
 
     Returns:
         The result for each database; one that fails does not stop the others.
-
-    Raises:
-        LakeError: the lake cannot be used, or another process writes it.
     """
     lake = Lake(root)
     with lake.files.alone(LOCK, LOCK_SECONDS):
@@ -136,15 +132,8 @@ def follow(
     """Do as :func:`archive`, repeatedly, until *until* returns true or Ctrl-C.
 
     After a failure, a database is tried again after twice the interval, then four times, up to five minutes or the
-    interval. Between two rounds, other commands may archive into the lake or remove lines from it.
-
-    Args:
-        root: of the lake.
-        sources: see :func:`archive`.
-        interval: seconds between two reads of each database.
-        watch: see :func:`archive`.
-        until: called several times a second.
-        maintain_every: seconds between two compactions of small files.
+    interval. Between two rounds, other commands may archive into the lake or remove lines from it. *interval* and
+    *maintain_every* are seconds. *until* is called several times a second.
     """
     lake = Lake(root)
     with lake.files.alone(LOCK, LOCK_SECONDS):
@@ -257,8 +246,6 @@ class _Run:
 
     def _commit(self, news: list[_New]) -> None:
         """Write new lines of some databases, and the places that they reach."""
-        from deltalake import WriterProperties, write_deltalake
-
         if not news:
             return
         self._table.update_incremental()
@@ -275,7 +262,7 @@ class _Run:
         lines = pa.RecordBatchReader.from_batches(
             SCHEMA, chain.from_iterable(self._lines(new, number, known) for new in news)
         )
-        read_to = places({source: new.end for source, new in sources.items()})
+        read_to = {PLACES: json.dumps({source: new.end for source, new in sources.items()})}
         versions = dict.fromkeys([APP, *(f"{APP}/{source}" for source in sources)], number)
         try:
             # in a thread: Ctrl-C does not interrupt a call of deltalake, but it can end the lines
@@ -311,8 +298,9 @@ class _Run:
     def _lines(self, new: _New, number: int, known: Any) -> Iterator[pa.RecordBatch]:
         journal = new.journal
         try:
-            for chunk in gathered(chain(new.first, new.rest or ()), _CHUNK, lambda batch: batch.num_rows):
-                fresh = _unknown(chunk, journal.result.source, known) if journal.rejoins else chunk
+            for batches in gathered(chain(new.first, new.rest or ()), _CHUNK, lambda batch: batch.num_rows):
+                chunk = pa.Table.from_batches(batches)
+                fresh = unknown(chunk, known) if journal.rejoins else chunk
                 journal.result.rows += fresh.num_rows
                 journal.result.again += chunk.num_rows - fresh.num_rows
                 yield from _stored(fresh, number).to_batches()
@@ -327,15 +315,6 @@ class _Run:
     def _note(self, journal: _Journal) -> None:
         result = journal.result
         self._lake.note(result.source, batch=journal.batch, place=journal.place, read_at=result.read_at)
-
-
-def _unknown(lines: pa.Table, source: str, known: Any) -> pa.Table:
-    """Return the lines that the lake lacks. They are close in time, so few files of the lake are read."""
-    edges = pc.min_max(lines["at"])
-    at = pc.field("at")
-    of_then = (pc.field("source") == source) & (at >= edges["min"]) & (at <= edges["max"])
-    there = known.to_table(columns=["id"], filter=of_then)["id"].combine_chunks().cast(pa.string())
-    return lines.filter(pc.invert(pc.is_in(lines["id"], value_set=there)))
 
 
 def _stored(lines: pa.Table, number: int) -> pa.Table:

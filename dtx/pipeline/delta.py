@@ -16,23 +16,22 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import unquote
 from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from dtx.pipeline import parquet_files
 from dtx.pipeline.files import Files, LakeError
 from dtx.pipeline.quarantine import Quarantined, first_line
-
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
-    from deltalake.transaction import AddAction
-    from pyspark.sql import DataFrame, SparkSession
 
 FILE_BYTES: Final = 128 << 20
 """Target size of a compressed Parquet file: several readers can still share the rows of a table."""
@@ -43,20 +42,19 @@ _READER: Final = 1
 """The newest version of Delta's reader protocol whose tables are plain Parquet files."""
 
 
-class DataFile(NamedTuple):
-    """A file of one version of a table.
+_Item = TypeVar("_Item")
 
-    Args:
-        name: its path in the table's directory, or a URI.
-        size: bytes.
-        partition: value of the table's partition column.
-        stats: least and greatest values of columns, such as ``min.at``, and ``num_records``.
-    """
+
+class DataFile(NamedTuple):
+    """A file of one version of a table."""
 
     name: str
+    """Its path in the table's directory, or a URI."""
     size: int
     partition: str
+    """The value of the table's partition column."""
     stats: dict[str, Any]
+    """Least and greatest values of columns, such as ``min.at``, and ``num_records``."""
 
 
 class Table:
@@ -66,9 +64,6 @@ class Table:
         root: its directory, see :class:`~dtx.pipeline.files.Files`.
         columns: all columns; the last one is the partition column.
         what: the error text, after the URI, if there is no table.
-
-    Raises:
-        LakeError: the file system cannot be used, or ``deltalake`` is missing.
     """
 
     def __init__(self, root: str, columns: pa.Schema, what: str) -> None:
@@ -83,17 +78,13 @@ class Table:
     @property
     def exists(self) -> bool:
         """Whether the directory has a Delta table."""
-        return bool(_deltalake().DeltaTable.is_deltatable(self.files.place))
+        return DeltaTable.is_deltatable(self.files.place)
 
-    def load(self) -> "DeltaTable":
-        """Return the newest version.
-
-        Raises:
-            LakeError: there is no table, or it needs a newer reader protocol.
-        """
+    def load(self) -> DeltaTable:
+        """Return the newest version; refuse a table that needs a newer reader protocol."""
         if not self.exists:
             raise LakeError(f"{self.files.uri} {self._what}")
-        table: DeltaTable = _deltalake().DeltaTable(self.files.place)
+        table = DeltaTable(self.files.place)
         if table.protocol().min_reader_version > _READER:
             raise LakeError(
                 f"{self.files.uri} needs version {table.protocol().min_reader_version} of Delta's reader protocol, and "
@@ -102,17 +93,14 @@ class Table:
             )
         return table
 
-    def create(self) -> "DeltaTable":
+    def create(self) -> DeltaTable:
         """Return the newest version; make an empty table where there is none."""
         if self.exists:
             return self.load()
         with refused(self.files.uri):
-            table: DeltaTable = _deltalake().DeltaTable.create(
-                self.files.place, self.columns, partition_by=[self.partition]
-            )
-        return table
+            return DeltaTable.create(self.files.place, self.columns, partition_by=[self.partition])
 
-    def data_files(self, table: "DeltaTable") -> list[DataFile]:
+    def data_files(self, table: DeltaTable) -> list[DataFile]:
         """Return the files of a version, without those that are missing or damaged; see :attr:`damaged`."""
         found = []
         for row in pa.table(table.get_add_actions(flatten=True)).to_pylist():
@@ -129,12 +117,8 @@ class Table:
         }  # fmt: skip
         return [file for file in found if file.name not in self.damaged]
 
-    def dataset(self, table: "DeltaTable") -> Any:
-        """Return the rows of a version, for Arrow, which filters by statistics of the files and not of the log.
-
-        Raises:
-            LakeError: a file is damaged or missing.
-        """
+    def dataset(self, table: DeltaTable) -> Any:
+        """Return the rows of a version, for Arrow, which filters by statistics of the files and not of the log."""
         names = [file.name for file in self.data_files(table)]
         if self.damaged:
             raise LakeError(f"{self.files.uri}: {next(iter(self.damaged))} is damaged or missing: restore it first")
@@ -147,11 +131,11 @@ class Table:
             Quarantined(source="lake", item=name, reason=reason, count=None) for name, reason in self.damaged.items()
         ]
 
-    def frame(self, spark: "SparkSession", files: Iterable[DataFile], *, named: bool = False) -> "DataFrame":
+    def frame(self, spark: SparkSession, files: Iterable[DataFile], *, named: bool = False) -> DataFrame:
         """Return the rows of *files* without the partition column; if *named*, with ``file``, see :meth:`names_of`."""
         return parquet_files.read(spark, self.files, (file.name for file in files), self._stored, named=named)
 
-    def write(self, frame: "DataFrame", mark: str, *, further: Sequence[str] = ()) -> list["AddAction"]:
+    def write(self, frame: DataFrame, mark: str, *, further: Sequence[str] = ()) -> list[AddAction]:
         """Write rows with Spark; they become part of the table when :meth:`commit` names them.
 
         Names of their directories begin with *mark*, and have the values of the *further* columns, which no file has.
@@ -169,43 +153,30 @@ class Table:
         place = _without_scheme(self.files.place)
         return {_without_scheme(unquote(file)).removeprefix(f"{place}/") for file in files}
 
-    def written(self, added: Iterable["AddAction"]) -> list[DataFile]:
+    def written(self, added: Iterable[AddAction]) -> list[DataFile]:
         """Return the files of :meth:`write`, to read them before they are committed."""
         return [DataFile(file.path, file.size, str(file.partition_values[self.partition]), {}) for file in added]
 
     def commit(
-        self, table: "DeltaTable", added: list["AddAction"], removed: Iterable[DataFile], **versions: int
+        self,
+        table: DeltaTable,
+        added: list[AddAction],
+        removed: Iterable[DataFile],
+        versions: dict[str, int],
+        *,
+        is_change: bool = True,
     ) -> None:
-        """Replace files of the table by others, in one commit.
+        """Replace files of the version *table* by others, in one commit, unless another process has changed the table.
 
-        Args:
-            table: the version that has *removed*; if a newer version exists, the commit is refused.
-            added: from :meth:`write`.
-            removed: files of that version.
-            versions: application transactions, each newer than in the table.
-
-        Raises:
-            LakeError: another process has changed the table.
+        *versions* are application transactions, each newer than in the table. *is_change*: whether rows change.
         """
         if any((table.transaction_version(app) or 0) >= version for app, version in versions.items()):
             raise LakeError(f"another process has written {self.files.uri} at the same time: run again")
-        self._swap(table, added, removed, transaction(versions, retries=0), is_change=True)
-
-    def _swap(
-        self,
-        table: "DeltaTable",
-        added: list["AddAction"],
-        removed: Iterable[DataFile],
-        properties: Any,
-        *,
-        is_change: bool,
-    ) -> None:
-        from deltalake.transaction import RemoveAction
-
         now = time.time_ns() // 1_000_000
         gone = [
             RemoveAction(file.name, is_change, now, file.size, {self.partition: file.partition}) for file in removed
         ]
+        properties = transaction(versions, retries=0)
         with refused(self.files.uri):
             table.create_write_transaction(
                 [*added, *gone], "append", self.columns, [self.partition], commit_properties=properties
@@ -214,14 +185,9 @@ class Table:
     def maintain(self, watch: Callable[[str], None] = lambda _: None) -> list[Quarantined]:
         """Join the small files of partitions that have many, and remove files that the table has not named for a week.
 
-        A partition with a damaged file stays as it is. ``deltalake`` has its own compaction, but two of them at once
-        double rows (seen with 1.6). Here a commit is refused when another one has come since the files were read.
-
-        Returns:
-            The partitions whose files could not be joined.
-
-        Raises:
-            LakeError: another process has changed the table at the same time.
+        A partition with a damaged file stays as it is; partitions whose files could not be joined are returned.
+        ``deltalake`` has its own compaction, but two of them at once double rows (seen with 1.6). Here a commit is
+        refused when another one has come since the files were read.
         """
         wrong: list[Quarantined] = []
         many = Counter(file.partition for file in self.data_files(self.load()) if file.size < FILE_BYTES // 2)
@@ -233,19 +199,21 @@ class Table:
             if len(small) < _LEAST_FILES or spoilt:
                 continue
             watch(f"joining {len(small):,} files of {partition}")
+            small.sort(key=lambda file: (str(file.stats.get("min.at")), file.name))
             try:
-                added = [self._joined(table, partition, some) for some in _groups(small)]
+                groups = gathered(small, FILE_BYTES, lambda file: file.size)
+                added = [self._joined(table, partition, some) for some in groups]
             except (pa.ArrowException, OSError) as error:
                 wrong.append(Quarantined(source="lake", item=partition, reason=first_line(error), count=None))
                 continue
-            self._swap(table, added, small, transaction({}, retries=0), is_change=False)
+            self.commit(table, added, small, {}, is_change=False)
         with refused(self.files.uri):
             table = self.load()
             if table.vacuum(dry_run=True, full=True):
                 table.vacuum(dry_run=False, full=True)
         return wrong
 
-    def _joined(self, table: "DeltaTable", partition: str, files: list[DataFile]) -> "AddAction":
+    def _joined(self, table: DeltaTable, partition: str, files: list[DataFile]) -> AddAction:
         name = f"{self.partition}={partition}/part-{uuid4().hex}.zstd.parquet"
         # the table's own schema has columns that a newer dtx has added
         schema = pa.schema([field for field in pa.schema(table.schema().to_arrow()) if field.name != self.partition])
@@ -255,7 +223,8 @@ class Table:
         tree.create_dir(name.rpartition("/")[0], recursive=True)
         with tree.open_output_stream(name) as target, pq.ParquetWriter(target, schema, compression="zstd") as writer:
             batches = ds.dataset([file.name for file in files], schema, "parquet", tree).to_batches()
-            for group in gathered(batches, _GROUP_BYTES, lambda batch: batch.nbytes):
+            for some in gathered(batches, _GROUP_BYTES, lambda batch: batch.nbytes):
+                group = pa.Table.from_batches(some)
                 rows += group.num_rows
                 for column in schema.names:
                     nulls[column] += group[column].null_count
@@ -274,20 +243,12 @@ class Table:
             }
         return self._action(name, self.files.sizes([name])[name] or 0, partition, merged, is_change=False)
 
-    def _action(self, name: str, size: int, partition: str, stats: dict[str, Any], *, is_change: bool) -> "AddAction":
-        from deltalake.transaction import AddAction
-
+    def _action(self, name: str, size: int, partition: str, stats: dict[str, Any], *, is_change: bool) -> AddAction:
         text = json.dumps(stats, default=lambda time: time.isoformat(timespec="microseconds"))
         return AddAction(name, size, {self.partition: partition}, time.time_ns() // 1_000_000, is_change, text)
 
     def remove_before(self, day: date, column: str, *, also: str = "true", dry_run: bool) -> int:
-        """Remove, or only count, rows whose *column* is before *day* in UTC and for which *also* (SQL) holds.
-
-        Raises:
-            LakeError: there is no table, or another process has changed it at the same time.
-        """
-        from deltalake import QueryBuilder
-
+        """Remove, or only count, rows whose *column* is before *day* in UTC and for which *also* (SQL) holds."""
         table = self.load()
         condition = f"{column} < '{day}T00:00:00Z' AND {also}"
         with refused(self.files.uri):
@@ -304,45 +265,27 @@ def transaction(versions: dict[str, int], metadata: dict[str, str] | None = None
     It is refused if another one has named one of the application transactions *versions* meanwhile; with 0 *retries*,
     if there has been any other one.
     """
-    from deltalake import CommitProperties, Transaction
-
     named = [Transaction(app, version) for app, version in versions.items()]
     return CommitProperties(metadata, retries, named or None)
 
 
-def gathered(
-    batches: Iterable[pa.RecordBatch], least: int, size: Callable[[pa.RecordBatch], int]
-) -> Iterator[pa.Table]:
-    """Join batches into tables of at least *least*, as counted by *size*; the last one may be smaller."""
-    waiting: list[pa.RecordBatch] = []
+def gathered(items: Iterable[_Item], least: int, size: Callable[[_Item], int]) -> Iterator[list[_Item]]:
+    """Join items to lists of at least *least*, as counted by *size*; the last one may be smaller."""
+    waiting: list[_Item] = []
     total = 0
-    for batch in batches:
-        waiting.append(batch)
-        total += size(batch)
+    for item in items:
+        waiting.append(item)
+        total += size(item)
         if total >= least:
-            yield pa.Table.from_batches(waiting)
+            yield waiting
             waiting, total = [], 0
     if waiting:
-        yield pa.Table.from_batches(waiting)
-
-
-def _groups(files: list[DataFile]) -> Iterator[list[DataFile]]:
-    """Yield groups of files, oldest first, that together make a file of about :data:`FILE_BYTES`."""
-    group: list[DataFile] = []
-    for file in sorted(files, key=lambda file: (str(file.stats.get("min.at")), file.name)):
-        group.append(file)
-        if sum(each.size for each in group) >= FILE_BYTES:
-            yield group
-            group = []
-    if group:
-        yield group
+        yield waiting
 
 
 @contextmanager
 def refused(place: str) -> Iterator[None]:
     """Raise errors of ``deltalake`` as :class:`LakeError`."""
-    from deltalake.exceptions import CommitFailedError, DeltaError
-
     try:
         yield
     except CommitFailedError as error:
@@ -355,11 +298,3 @@ def refused(place: str) -> Iterator[None]:
 
 def _without_scheme(uri: str) -> str:
     return re.sub(r"^\w+:/+|^/+", "", uri)
-
-
-def _deltalake() -> Any:
-    try:
-        import deltalake
-    except ImportError as error:
-        raise LakeError(f"a Delta table needs deltalake ({error}): pip install 'dtx[pipeline]'") from error
-    return deltalake

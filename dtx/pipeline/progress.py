@@ -7,13 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
+from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _TERMINAL_SECONDS: Final = 0.5
 _LOG_SECONDS: Final = 15.0
@@ -38,7 +36,7 @@ class Progress:
     """
 
     def __init__(
-        self, spark: "SparkSession | None", title: str, *, console: Console | None = None, every: float | None = None
+        self, spark: SparkSession | None, title: str, *, console: Console | None = None, every: float | None = None
     ) -> None:
         self._title = title
         self._console = console or Console(stderr=True)
@@ -66,12 +64,7 @@ class Progress:
             self._status.stop()
 
     def note(self, doing: str, rows: int | None = None) -> None:
-        """Set the current step.
-
-        Args:
-            doing: the step, in a few words.
-            rows: number of rows that are done.
-        """
+        """Set the current step, in a few words, and the number of rows that are done."""
         self._doing, self._rows = doing, rows
 
     def print_line(self, line: str) -> None:
@@ -82,7 +75,11 @@ class Progress:
         while not self._ended.wait(self._every):
             # the session is ending or its server is away: the run itself reports that
             with suppress(Exception):
-                self._show(self.line(time.monotonic(), self._stages()))
+                line = self.line(time.monotonic(), self._stages())
+                if self._status is None:
+                    self.print_line(line)
+                else:
+                    self._status.update(Text(line))
 
     def line(self, now: float, work: StageProgress) -> str:
         """Return the line to show at *now*, in seconds of the monotonic clock."""
@@ -101,12 +98,6 @@ class Progress:
             words.append(f"about {_clock(left)} for this stage")
         return " · ".join(words)
 
-    def _show(self, line: str) -> None:
-        if self._status is None:
-            self.print_line(line)
-        else:
-            self._status.update(Text(line))
-
 
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
@@ -114,7 +105,7 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _watch_stages(spark: "SparkSession | None") -> tuple[Callable[[], StageProgress], Callable[[], None]]:
+def _watch_stages(spark: SparkSession | None) -> tuple[Callable[[], StageProgress], Callable[[], None]]:
     if spark is None:
         return lambda: StageProgress(0, 0, 0), lambda: None
     if hasattr(spark, "registerProgressHandler") and "connect" in type(spark).__module__:
@@ -126,26 +117,21 @@ def _watch_stages(spark: "SparkSession | None") -> tuple[Callable[[], StageProgr
     def active_stages() -> StageProgress:
         found = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         running = [info for info in found if info is not None]
-        return _sum((info.numCompletedTasks, info.numTasks) for info in running)
+        done, tasks = sum(info.numCompletedTasks for info in running), sum(info.numTasks for info in running)
+        return StageProgress(len(running), done, tasks)
 
     return active_stages, lambda: None
 
 
-def _watch_remote_stages(spark: "SparkSession") -> tuple[Callable[[], StageProgress], Callable[[], None]]:
+def _watch_remote_stages(spark: SparkSession) -> tuple[Callable[[], StageProgress], Callable[[], None]]:
     session: Any = spark
     state = StageProgress(0, 0, 0)
 
     def update(*, stages: Iterable[Any] | None, done: bool, **_: object) -> None:
         nonlocal state
-        running = [stage for stage in stages or () if not stage.done]
-        state = (
-            StageProgress(0, 0, 0) if done else _sum((stage.num_completed_tasks, stage.num_tasks) for stage in running)
-        )
+        running = [] if done else [stage for stage in stages or () if not stage.done]
+        ended, tasks = sum(stage.num_completed_tasks for stage in running), sum(stage.num_tasks for stage in running)
+        state = StageProgress(len(running), ended, tasks)
 
     session.registerProgressHandler(update)
     return lambda: state, lambda: session.removeProgressHandler(update)
-
-
-def _sum(stages: Iterable[tuple[int, int]]) -> StageProgress:
-    counted = list(stages)
-    return StageProgress(len(counted), sum(done for done, _ in counted), sum(tasks for _, tasks in counted))

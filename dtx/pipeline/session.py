@@ -15,15 +15,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from dtx.pipeline.java import class_archive, find_java, is_newest, make_java_home
 from dtx.pipeline.progress import Progress
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 LOCAL: Final = "local[*]"
 LOG_LEVELS: Final = ("error", "warn", "info", "debug")
@@ -68,10 +67,6 @@ _ALWAYS: Final = {
     "spark.sql.codegen.hugeMethodLimit": "8000",  # bytes: Java interprets longer methods, and never compiles them
 }
 """Settings that results depend on. They can be set in any session, also of a remote server."""
-
-
-class SparkMissing(Exception):
-    """The extra is not installed; the message says how to install it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,18 +132,9 @@ def default_memory() -> int:
 
 
 @contextmanager
-def open_session(options: SessionOptions | None = None) -> Iterator["SparkSession"]:
-    """Open a session, and stop it at the end; Ctrl-C cancels running work first.
-
-    Args:
-        options: where and how; ``None``: the defaults.
-
-    Raises:
-        SparkMissing: pyspark is not installed.
-        JavaMissing: Spark would start here without a Java.
-    """
+def open_session(options: SessionOptions | None = None) -> Iterator[SparkSession]:
+    """Open a session, and stop it at the end; Ctrl-C cancels running work first."""
     options = options or SessionOptions()
-    _builder()
     root = logging.getLogger()
     root.addFilter(_no_stack_of_py4j)
     try:
@@ -202,10 +188,7 @@ def _class_options(options: SessionOptions) -> tuple[str, Path, Path | None]:
 def _keep_classes(archive: Path, unfinished: Path, *, complete: bool) -> None:
     """End Java, which then writes its archive of classes; without it the next start takes longer, and no more.
 
-    Args:
-        archive: its path.
-        unfinished: its path until it is complete.
-        complete: whether the session has loaded the classes of a whole run; otherwise Java must write none.
+    Java must write none if the session has not loaded the classes of a *complete* run.
     """
     from pyspark import SparkContext
 
@@ -234,37 +217,24 @@ def _no_stack_of_py4j(record: logging.LogRecord) -> bool:
     return "py4j" not in Path(record.pathname).parts
 
 
-def make_session(options: SessionOptions) -> "SparkSession":
+def make_session(options: SessionOptions) -> SparkSession:
     """Start a session as :func:`open_session` does; the caller stops it."""
-    builder = _builder()
+    builder = SparkSession.builder.appName("dtx pipeline")
     settings = {**_ALWAYS, "spark.sql.shuffle.partitions": str(options.pieces), **(_QUICK if options.is_quick else {})}
     if options.remote:
         builder = builder.remote(options.remote)
     else:
-        _prepare_environment(local=options.master.startswith("local"))
+        os.environ["JAVA_HOME"] = str(make_java_home(find_java()))
+        if options.master.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the machine's own name may not resolve
+        for name in ("PYSPARK_DRIVER_PYTHON", "PYSPARK_PYTHON"):
+            os.environ.setdefault(name, sys.executable)
         builder = builder.master(options.master)
         settings |= _static(options)
     for name, text in {**settings, **options.settings}.items():
         builder = builder.config(name, text)
     session: SparkSession = builder.getOrCreate()
     return session
-
-
-def _builder() -> "SparkSession.Builder":
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError as error:
-        raise SparkMissing(f"the pipeline needs PySpark ({error}): pip install 'dtx[pipeline]'") from error
-    return SparkSession.builder.appName("dtx pipeline")
-
-
-def _prepare_environment(*, local: bool) -> None:
-    """Set the variables that Spark's launcher and Python workers read; all but ``JAVA_HOME`` keep an earlier value."""
-    os.environ["JAVA_HOME"] = str(make_java_home(find_java()))
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    if local:
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the machine's own name may not resolve
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
 def _static(options: SessionOptions) -> dict[str, str]:
@@ -297,10 +267,10 @@ def _static(options: SessionOptions) -> dict[str, str]:
     return settings
 
 
-def few_rows(frame: "DataFrame") -> "pa.Table | None":
+def few_rows(frame: DataFrame) -> pa.Table | None:
     """Return the rows of *frame*, computed now; ``None`` if the session is not for few lines, or there are many rows.
 
-    In such a session each further job, and each file that Spark itself writes, takes longer than all rows.
+    For few lines, each further job, and each file that Spark itself writes, takes longer than all rows.
     """
     if frame.sparkSession.conf.get(_QUICK_NAME, "false") != "true":
         return None
@@ -308,17 +278,11 @@ def few_rows(frame: "DataFrame") -> "pa.Table | None":
     return rows if rows.num_rows <= _FEW_LINES else None
 
 
-def no_rows(spark: "SparkSession", schema: "StructType") -> "DataFrame":
+def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
     """Return a frame without rows. For an empty list, Spark would start Python workers and run jobs."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return spark.createDataFrame(to_arrow_schema(schema, timezone="UTC").empty_table(), schema)
-
-
-def computed(frame: "DataFrame") -> "DataFrame":
-    """Return *frame*, computed once if it has few rows; see :func:`few_rows`."""
-    rows = few_rows(frame)
-    return frame if rows is None else frame.sparkSession.createDataFrame(rows, frame.schema)
 
 
 def explain(error: BaseException) -> str:

@@ -8,11 +8,11 @@ from dataclasses import asdict, replace
 from datetime import date
 from functools import cached_property, partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final
 
 import click
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+from pyspark.sql import SparkSession
 
 from dtx.config import redact
 from dtx.pipeline import archive as journals
@@ -26,11 +26,8 @@ from dtx.pipeline.quarantine import Quarantined
 from dtx.pipeline.reconcile import PublishingFailed, Results, Run, SourcePart, Total, current, publish, run
 from dtx.pipeline.report import collect, write_report
 from dtx.pipeline.session import SessionOptions, open_session
-from dtx.pipeline.source import reachable
+from dtx.pipeline.source.server import reachable, without_name
 from dtx.pipeline.verdicts import Rules, Verdict
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = ["PublishingFailed", "Steps"]
 
@@ -40,54 +37,33 @@ METRICS: Final = "dtx_pipeline.prom"
 """File of the results with metrics of the last run, for the textfile collector of Prometheus's node_exporter."""
 
 
-class Steps:
+class Steps(ExitStack):
     """Runs the steps for one fleet; the Spark session starts when it is first needed. Use as a context manager.
 
-    Args:
-        fleet: the content of ``pipeline.toml``.
-        options: of the session.
-        show: called with each line of output.
+    *show* is called with each line of output. Steps return what they have not read.
     """
 
     def __init__(self, fleet: Fleet, options: SessionOptions, *, show: Callable[[str], None] = click.echo) -> None:
+        super().__init__()
         self._fleet = fleet
         self._options = options
         self._show_line = show
         self._results = Files(fleet.results)
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
-    ) -> bool | None:
-        return self._stack.__exit__(kind, error, stack)
 
     @cached_property
-    def spark(self) -> "SparkSession":
-        """The session.
-
-        Raises:
-            SparkMissing, JavaMissing: see :func:`~dtx.pipeline.session.open_session`.
-        """
-        options = replace(self._options, lines=self._lines()) if self._options.lines is None else self._options
+    def spark(self) -> SparkSession:
+        """The session, see :func:`~dtx.pipeline.session.open_session`."""
+        options = self._options
+        if options.lines is None:  # the logs of the tables have their numbers of rows
+            tables = (Lake(self._fleet.lake).table, Results(self._results.uri).verdicts)
+            options = replace(options, lines=sum(int(table.load().count()) for table in tables if table.exists))
         with Progress(None, "starting Spark"):
-            return self._stack.enter_context(open_session(options))
+            return self.enter_context(open_session(options))
 
     def archive(self, names: Sequence[str], *, again: bool = False) -> list[Quarantined]:
-        """Copy new lines of the journals into the lake, and join its small files.
+        """Copy new lines of the journals of *names*, or of all databases, into the lake, and join its small files.
 
-        Args:
-            names: of databases; empty: all of them.
-            again: read their journals from the beginning; lines that the lake has are left out.
-
-        Returns:
-            Databases and files that were not read.
-
-        Raises:
-            LakeError: the lake cannot be used.
-            ConfigError: there is no such database.
+        With *again*, the journals are read from the beginning; lines that the lake has are left out.
         """
         sources = self._fleet.sources(tuple(names))
         with Progress(None, "archive") as progress:
@@ -103,12 +79,7 @@ class Steps:
         return unread + wrong
 
     def follow(self, names: Sequence[str], interval: float) -> list[Quarantined]:
-        """Archive repeatedly until Ctrl-C. A database that cannot be read is reported at once, on stderr.
-
-        Args:
-            names: see :meth:`archive`.
-            interval: seconds between two reads of each database.
-        """
+        """Archive every *interval* seconds until Ctrl-C. A database that cannot be read is reported at once."""
         sources = self._fleet.sources(tuple(names))
         self._show_line(f"following {len(sources):,} databases; Ctrl-C ends it")
         reported: dict[str, str | None] = {}
@@ -126,15 +97,8 @@ class Steps:
     def retain(self, before: date, *, dry_run: bool) -> dict[str, int]:
         """Remove lines of the lake, settled verdicts, their history and runs of days before *before*.
 
-        Args:
-            before: the first day that stays.
-            dry_run: only count them.
-
         Returns:
-            The number of removed items of each kind.
-
-        Raises:
-            LakeError: there is no lake, or another process uses it.
+            The number of items of each kind, also with *dry_run*, which only counts them.
         """
         lake = Lake(self._fleet.lake)
         with lake.files.alone(LOCK, LOCK_SECONDS), self._results.alone(_LOCK):
@@ -143,43 +107,24 @@ class Steps:
             return found | (state.retain(before, dry_run=dry_run) if state.verdicts.exists else {})
 
     def reconcile(self, *, full: bool, to_publish: bool) -> list[Quarantined]:
-        """Give verdicts, store them, and publish them.
+        """Give verdicts, store them, and publish them if the fleet has a database for that.
 
-        Args:
-            full: read the whole lake again.
-            to_publish: whether to publish them, if the fleet has a database for that.
-
-        Returns:
-            Participants, logs, files and journals that were not read.
-
-        Raises:
-            LakeError: there is no lake, or another process uses the lake or the results.
-            StateDamaged: what the last run has stored cannot be read or used.
-            PublishingFailed: the verdicts are stored nevertheless.
+        With *full*, the whole lake is read again. After :class:`PublishingFailed` the verdicts are stored nevertheless.
         """
         with self._results.alone(_LOCK):
             return self._reconcile(full=full, to_publish=to_publish)
 
     def report(self, to: Path | None) -> list[Quarantined]:
-        """Write the page and the CSV files.
+        """Write the page and the CSV files to a directory of this machine.
 
-        Args:
-            to: a directory of this machine; ``None``: ``report`` in the results if they are local, else in the working
-                directory.
-
-        Returns:
-            What the latest runs and this one have not read.
-
-        Raises:
-            LakeError: nothing has been archived or reconciled yet.
-            StateDamaged: the file of the last run cannot be read.
+        The default is ``report`` in the results if they are local, else in the working directory.
         """
         directory = to or (Path(self._fleet.results) / "report" if self._results.is_local else Path("report"))
         with Progress(self.spark, "report") as progress:
             lake = Lake(self._fleet.lake)
             progress.note("counting messages in open branches")
             there, away = reachable(self._urls())
-            done = Results(self._results.uri).runs(1)
+            done = Results(self._results.uri).last()
             events, _ = lake.frame(self.spark)
             rows = list(dict.fromkeys((*self._noted(), *away, *lake.quarantined)))
             progress.note("counting")
@@ -188,7 +133,7 @@ class Steps:
                 events,
                 waiting(there) if there else None,
                 quarantine=rows,
-                sources=done[-1].sources if done else (),
+                sources=() if done is None else done.sources,
             )
             progress.note("drawing")
             page = write_report(figures, directory)
@@ -250,11 +195,6 @@ class Steps:
             self._show_line(f"published {published:,} verdicts")
         return wrong
 
-    def _lines(self) -> int:
-        """Return the number of lines and verdicts, from the logs of the tables alone."""
-        tables = (Lake(self._fleet.lake).table, Results(self._results.uri).verdicts)
-        return sum(int(table.load().count()) for table in tables if table.exists)
-
     def _urls(self) -> dict[str, str]:
         return {one.name: one.url for one in self._fleet.database}
 
@@ -285,17 +225,12 @@ def _change(result: journals.Archived) -> str:
     """Return the line for a database whose error has begun, changed or ended."""
     if result.error is None:
         return f"{result.source}: it can be read again"
-    return redact(f"not read: {result.source}: {result.error.removeprefix(f'{result.source}: ')}; it is tried again")
+    return redact(f"not read: {result.source}: {without_name(result.source, result.error)}; it is tried again")
 
 
 def _unread(done: Iterable[journals.Archived]) -> list[Quarantined]:
     return [
-        Quarantined(
-            source=result.source,
-            item="journal",
-            reason=result.error.removeprefix(f"{result.source}: "),
-            count=None,
-        )
+        Quarantined(source=result.source, item="journal", reason=without_name(result.source, result.error), count=None)
         for result in done
         if result.error is not None
     ]

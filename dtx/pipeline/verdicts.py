@@ -18,13 +18,25 @@ Times are microseconds since the epoch (UTC), as in Spark and PostgreSQL.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from enum import IntFlag, StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 from dtx.log.records import JournalEvent
 from dtx.xa.codes import Heuristic
 
 MICROS: Final = 1_000_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def time_of(micros: int) -> datetime:
+    """Return the time of *micros* since the epoch."""
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+def micros_of(time: datetime) -> int:
+    """Return the microseconds from the epoch to *time*."""
+    return (time - _EPOCH) // timedelta(microseconds=1)
 
 
 class Verdict(StrEnum):
@@ -180,65 +192,45 @@ class Rules:
             raise ValueError("orphan_after and skew are not negative")
 
 
-class VerdictRule(NamedTuple):
-    """The rule of one verdict."""
-
-    verdict: Verdict
-    sentence: str
-    """Its definition for readers."""
-
-
-RULES: Final = (
-    VerdictRule(
-        Verdict.XID_REUSED,
+RULES: Final = {
+    Verdict.XID_REUSED: (
         "The same xid was used for two branches of the same resource manager and virtual host. The two cannot be told"
-        " apart.",
+        " apart."
     ),
-    VerdictRule(Verdict.MIXED, "One branch was committed and another was rolled back, both by a transaction manager."),
-    VerdictRule(
-        Verdict.AGAINST_DECISION,
+    Verdict.MIXED: "One branch was committed and another was rolled back, both by a transaction manager.",
+    Verdict.AGAINST_DECISION: (
         "A branch was committed against the decision to roll back. Or a branch was rolled back, or timed out, against"
-        " the decision to commit. Or a branch timed out and another one was committed.",
+        " the decision to commit. Or a branch timed out and another one was committed."
     ),
-    VerdictRule(
-        Verdict.HEURISTIC_DAMAGE,
-        "A heuristic outcome is mixed, or contradicts the decision, another branch or another heuristic outcome.",
+    Verdict.HEURISTIC_DAMAGE: (
+        "A heuristic outcome is mixed, or contradicts the decision, another branch or another heuristic outcome."
     ),
-    VerdictRule(
-        Verdict.HAZARD,
+    Verdict.HAZARD: (
         "The outcome of a branch is not known: its heuristic outcome is hazard, or it was forgotten without a recorded"
-        " outcome.",
+        " outcome."
     ),
-    VerdictRule(
-        Verdict.FORGOTTEN_EARLY,
+    Verdict.FORGOTTEN_EARLY: (
         "A user other than the owner of a branch forgot its heuristic outcome too early: before the decision, while a"
-        " branch was open, or before the transaction manager had finished.",
+        " branch was open, or before the transaction manager had finished."
     ),
-    VerdictRule(
-        Verdict.UNFINISHED,
+    Verdict.UNFINISHED: (
         "The decision is known, from a log or another branch, and a branch is still open. Or the log of the transaction"
-        " manager has it as not finished. There was no recent activity.",
+        " manager has it as not finished. There was no recent activity."
     ),
-    VerdictRule(
-        Verdict.NOT_ARCHIVED,
-        "A branch has ended, and its journal was not archived since. Its outcome is not known yet.",
-    ),
-    VerdictRule(
-        Verdict.ORPHAN,
+    Verdict.NOT_ARCHIVED: "A branch has ended, and its journal was not archived since. Its outcome is not known yet.",
+    Verdict.ORPHAN: (
         "A branch has been in doubt for longer than orphan_after. No decision is known, and no branch has ended without"
-        " an archived outcome.",
+        " an archived outcome."
     ),
-    VerdictRule(Verdict.OWNER_MISMATCH, "Its branches in dtx belong to different users."),
-    VerdictRule(Verdict.IN_DOUBT, "A branch has voted and waits for the decision, or phase two has just begun."),
-    VerdictRule(
-        Verdict.ROLLED_BACK,
+    Verdict.OWNER_MISMATCH: "Its branches in dtx belong to different users.",
+    Verdict.IN_DOUBT: "A branch has voted and waits for the decision, or phase two has just begun.",
+    Verdict.ROLLED_BACK: (
         "A branch was rolled back or timed out, and no branch was committed. Or no branch did any work, or none is"
-        " known, and the decision is to roll back.",
+        " known, and the decision is to roll back."
     ),
-    VerdictRule(
-        Verdict.COMMITTED,
+    Verdict.COMMITTED: (
         "A branch was committed, and no branch was rolled back. Or no branch did any work, or none is known, and the"
-        " decision is not to roll back.",
+        " decision is not to roll back."
     ),
-)
+}
 """In order of precedence: the first match is the verdict. The last two apply only where no other rule matches."""

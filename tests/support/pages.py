@@ -133,7 +133,11 @@ def metrics_table() -> str:
 def verdicts_table() -> str:
     """The rules of the pipeline, in their order."""
     return "\n".join(
-        ["| verdict | when |", "| --- | --- |", *(f"| `{rule.verdict}` | {rule.sentence} |" for rule in RULES)]
+        [
+            "| verdict | when |",
+            "| --- | --- |",
+            *(f"| `{verdict}` | {sentence} |" for verdict, sentence in RULES.items()),
+        ]
     )
 
 

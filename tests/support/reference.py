@@ -160,7 +160,7 @@ def judge(facts: Facts, rules: Rules) -> tuple[Verdict, ...]:
         facts: of one transaction.
         rules: the parameters.
     """
-    found = [rule.verdict for rule in RULES if _MATCHES[rule.verdict](facts, rules)]
+    found = [verdict for verdict in RULES if _MATCHES[verdict](facts, rules)]
     return tuple(verdict for verdict in found if verdict not in PLAIN) or (found[0],)
 
 

@@ -1,11 +1,12 @@
 """The neutral format in Parquet. Damaged files and files of other formats are reported and left out."""
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import unquote
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StringType, TimestampType
 
@@ -13,16 +14,13 @@ from dtx.pipeline.decisions.kinds import DECISIONS, checked, decisions
 from dtx.pipeline.quarantine import Quarantined, first_line, sample
 from dtx.pipeline.session import no_rows
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 _REQUIRED: Final = {"gtrid": BinaryType(), "decision": StringType(), "time": TimestampType()}
 _OPTIONAL: Final = ("tm", "format_id", "finished")
 SPARK_ERRORS: Final = (PySparkException, Py4JJavaError)
 """Errors of Spark; the second one is for errors of Java that PySpark has no class for."""
 
 
-def parquet(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, list[Quarantined]]":
+def parquet(spark: SparkSession, name: str, place: str) -> tuple[DataFrame, list[Quarantined]]:
     """Read the decisions of a file or a directory of files."""
     found, wrong = _sound(spark, name, place)
     read = no_rows(spark, DECISIONS)
@@ -45,7 +43,7 @@ def parquet(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, l
     return read, wrong
 
 
-def _sound(spark: "SparkSession", name: str, place: str) -> "tuple[list[tuple[DataFrame, str]], list[Quarantined]]":
+def _sound(spark: SparkSession, name: str, place: str) -> tuple[list[tuple[DataFrame, str]], list[Quarantined]]:
     """Return the files that can be read to their end, and records of the others.
 
     There are several DataFrames, each with its place, if files have columns of different types.
@@ -55,13 +53,12 @@ def _sound(spark: "SparkSession", name: str, place: str) -> "tuple[list[tuple[Da
         options = {"recursiveFileLookup": "true", "mergeSchema": "true"}
         whole = spark.read.options(**options).parquet(place)
         _to_the_end(whole)
-        _, empty = _files(spark, place)
-    except SPARK_ERRORS as error:
-        return _one_by_one(spark, name, place, error)
-    return [(whole, place)], _empty(name, empty)
+    except SPARK_ERRORS:
+        return _one_by_one(spark, name, place)
+    return [(whole, place)], _empty(name, _files(spark, place)[1])
 
 
-def _files(spark: "SparkSession", place: str) -> tuple[list[str], list[str]]:
+def _files(spark: SparkSession, place: str) -> tuple[list[str], list[str]]:
     """Return the files, and those of 0 bytes, which Spark lists, and skips without an error when it reads."""
     listed = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(place)
     there = {row["path"] for row in listed.select("path").collect()}
@@ -74,13 +71,8 @@ def _empty(name: str, paths: list[str]) -> list[Quarantined]:
     return [Quarantined(source=name, item=path, reason="the file is empty", count=None) for path in paths]
 
 
-def _one_by_one(
-    spark: "SparkSession", name: str, place: str, error: Exception
-) -> "tuple[list[tuple[DataFrame, str]], list[Quarantined]]":
-    try:
-        paths, empty = _files(spark, place)
-    except SPARK_ERRORS:
-        return [], [Quarantined(source=name, item=place, reason=_sentence(error), count=None)]
+def _one_by_one(spark: SparkSession, name: str, place: str) -> tuple[list[tuple[DataFrame, str]], list[Quarantined]]:
+    paths, empty = _files(spark, place)
     alike: dict[str, list[str]] = {}
     wrong = _empty(name, empty)
     for path in paths:
@@ -88,7 +80,7 @@ def _one_by_one(
             frame = spark.read.parquet(path)
             _to_the_end(frame)
         except SPARK_ERRORS as refused:
-            wrong.append(Quarantined(source=name, item=path, reason=_sentence(refused), count=None))
+            wrong.append(Quarantined(source=name, item=path, reason=spark_sentence(refused), count=None))
         else:
             # Spark fails where files that it reads together differ in the types of columns
             types = [f"{column} {frame.schema[column].dataType.simpleString()}" for column in _used(frame)]
@@ -102,16 +94,16 @@ def _one_by_one(
     return found, wrong
 
 
-def _used(frame: "DataFrame") -> list[str]:
+def _used(frame: DataFrame) -> list[str]:
     return [column for column in (*_REQUIRED, *_OPTIONAL) if column in frame.columns]
 
 
-def _to_the_end(frame: "DataFrame") -> None:
+def _to_the_end(frame: DataFrame) -> None:
     """Read all used columns to the end: only that shows that no page is damaged."""
     frame.agg(sf.count("*"), *(sf.bit_xor(sf.xxhash64(column)) for column in _used(frame))).collect()
 
 
-def _refused(frame: "DataFrame") -> str | None:
+def _refused(frame: DataFrame) -> str | None:
     """Return why no row of these files can be a decision, ``None`` where each row must be checked."""
     lacking = [column for column in _REQUIRED if column not in frame.columns]
     if lacking:
@@ -123,7 +115,7 @@ def _refused(frame: "DataFrame") -> str | None:
     return None
 
 
-def _judged(frame: "DataFrame", name: str) -> "DataFrame":
+def _judged(frame: DataFrame, name: str) -> DataFrame:
     """Check each row; columns of other types are converted where possible, else they are null."""
     lacking = {column: sf.lit(None).cast("string") for column in _OPTIONAL if column not in frame.columns}
     return checked(
@@ -135,13 +127,12 @@ def _judged(frame: "DataFrame", name: str) -> "DataFrame":
     )
 
 
-def _sentence(error: Exception) -> str:
+def spark_sentence(error: Exception) -> str:
     """Return the message of an error of Spark, without its stack."""
     text = str(error)
     for known, sentence in (
         ("is not a Parquet file", "not a Parquet file, or cut off: its end is missing"),
         ("PATH_NOT_FOUND", "there is no such file or directory"),
-        ("UNABLE_TO_INFER_SCHEMA", "there are no Parquet files"),
     ):
         if known in text:
             return sentence

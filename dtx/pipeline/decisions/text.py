@@ -9,18 +9,15 @@ TERMINATED. A checkpoint drops terminated transactions. The log has no times of 
 """
 
 import csv
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from dtx.pipeline.decisions.kinds import DECISIONS, checked, decisions
 from dtx.pipeline.quarantine import Quarantined, sample
 from dtx.pipeline.session import no_rows
 from dtx.pipeline.source.columns import spark_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
 
 LINE: Final = "value"
 _BLOCK: Final = ("path", "block")
@@ -41,7 +38,7 @@ _STATES: Final = (
 _UNDECIDED: Final = "the transaction is terminated, and no line of this log has its decision"
 
 
-def lines(spark: "SparkSession", place: str) -> "DataFrame":
+def lines(spark: SparkSession, place: str) -> DataFrame:
     """Return the lines of a file or directory; ``seq`` grows within each ``block`` of a ``path``."""
     return spark.read.text(place).select(
         LINE,
@@ -51,12 +48,12 @@ def lines(spark: "SparkSession", place: str) -> "DataFrame":
     )
 
 
-def written() -> "Column":
+def written() -> Column:
     """Return whether a line is not blank."""
     return sf.length(sf.trim(LINE)) > 0
 
 
-def one_object() -> "Column":
+def one_object() -> Column:
     """Return whether a line is one JSON object: of several, or of a list, Spark reads only the first, without an error.
 
     A comma after the object is allowed: a list that is written over many lines has one.
@@ -66,13 +63,10 @@ def one_object() -> "Column":
     return sf.coalesce(text.startswith("{") & text.endswith("}") & (count == 1), sf.lit(False))
 
 
-def quarantined(name: str, every: "DataFrame", judged: "DataFrame") -> list[Quarantined]:
+def quarantined(name: str, every: DataFrame, judged: DataFrame) -> list[Quarantined]:
     """Return a record for each file and reason: the number of lines, and number and text of the first line.
 
-    Args:
-        name: configured name of the log.
-        every: the result of :func:`lines`, for the numbers.
-        judged: some of these lines, with a ``reason`` that is null for valid lines.
+    *every* is the result of :func:`lines`, and *judged* are some of these, with a ``reason`` if they are not valid.
     """
     first = sf.min(sf.struct("block", "seq", LINE)).alias("first")
     found = (
@@ -109,7 +103,7 @@ def _number(blocks: list[tuple[int, int, int]], block: int, seq: int) -> int:
     return before + seq - least + 1
 
 
-def json_lines(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, list[Quarantined]]":
+def json_lines(spark: SparkSession, name: str, place: str) -> tuple[DataFrame, list[Quarantined]]:
     """Read JSON lines in the neutral format."""
     every = lines(spark, place)
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
@@ -120,7 +114,7 @@ def json_lines(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame
     return decisions(judged), quarantined(name, every, judged)
 
 
-def csv_lines(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, list[Quarantined]]":
+def csv_lines(spark: SparkSession, name: str, place: str) -> tuple[DataFrame, list[Quarantined]]:
     """Read CSV with a header in each file; columns are in any order, and unknown ones are ignored."""
     every = lines(spark, place)
     first = sf.min(sf.struct("block", "seq", LINE)).alias("first")
@@ -155,7 +149,7 @@ def csv_lines(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame,
     return read, wrong
 
 
-def _csv(rows: "DataFrame", columns: list[str]) -> "DataFrame":
+def _csv(rows: DataFrame, columns: list[str]) -> DataFrame:
     # unknown columns may have invalid or repeated names
     names = [column if column in _COLUMNS else f"other {number}" for number, column in enumerate(columns)]
     ddl = ", ".join(f"`{column}` STRING" for column in [*names, _CORRUPT])
@@ -168,7 +162,7 @@ def _csv(rows: "DataFrame", columns: list[str]) -> "DataFrame":
     return parsed.select("*", *kept)
 
 
-def _judged(rows: "DataFrame", name: str, malformed: "Column", sentence: str) -> "DataFrame":
+def _judged(rows: DataFrame, name: str, malformed: Column, sentence: str) -> DataFrame:
     finished = sf.lower("finished")
     judged = checked(
         rows,
@@ -183,7 +177,7 @@ def _judged(rows: "DataFrame", name: str, malformed: "Column", sentence: str) ->
     return judged.withColumn("reason", sf.when(malformed, sentence).otherwise(sf.col("reason")))
 
 
-def _time(text: "Column") -> "Column":
+def _time(text: Column) -> Column:
     trimmed = sf.trim(text)
     return sf.when(
         trimmed.rlike(r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}"),
@@ -193,7 +187,7 @@ def _time(text: "Column") -> "Column":
     )
 
 
-def atomikos(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, list[Quarantined]]":
+def atomikos(spark: SparkSession, name: str, place: str) -> tuple[DataFrame, list[Quarantined]]:
     """Read the log of Atomikos: one decision for each transaction, which is finished if its last state says so."""
     every = lines(spark, place)
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
@@ -255,7 +249,7 @@ def atomikos(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, 
     return found, [*quarantined(name, every, judged), *_unknown(name, place, whole)]
 
 
-def _unknown(name: str, place: str, whole: "DataFrame") -> list[Quarantined]:
+def _unknown(name: str, place: str, whole: DataFrame) -> list[Quarantined]:
     """Return a record of terminated transactions without a decision: ended by a superior, or after a checkpoint."""
     terminated = whole.where("decision IS NULL AND finished")
     count, first = terminated.agg(sf.count("*"), sf.min("id")).collect()[0]

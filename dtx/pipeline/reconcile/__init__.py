@@ -11,15 +11,6 @@ from dtx.pipeline.reconcile.publication import PublishingFailed, publish
 from dtx.pipeline.reconcile.state import Results, Run, SourcePart, SourceRead, StateDamaged, Total
 
 __all__ = [
-    "Lines",
-    "PublishingFailed",
-    "Results",
-    "Run",
-    "SourcePart",
-    "SourceRead",
-    "StateDamaged",
-    "Total",
-    "current",
-    "publish",
-    "run",
+    "Lines", "PublishingFailed", "Results", "Run", "SourcePart", "SourceRead", "StateDamaged", "Total", "current",
+    "publish", "run",
 ]  # fmt: skip

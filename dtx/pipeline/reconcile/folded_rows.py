@@ -192,10 +192,6 @@ def folded(rows: DataFrame) -> DataFrame:
     """Fold the rows of each key :data:`PLACE`, and add :data:`HASH`; all rows of a transaction are in one partition."""
     together = rows.repartition(*KEY).withColumn(HASH, sf.xxhash64("gtrid"))
     found = together.groupBy(HASH, *KEY, *PLACE).agg(*(fold(column).alias(column) for column, fold in _FOLDS.items()))
+    is_marked = has(sf.col("marks"), ~(int(Mark.GONE) | OF_DTX))
     # a branch of which only GONE is known has no verdict
-    return found.where(~sf.col("is_branch") | is_known())
-
-
-def is_known() -> Column:
-    """Whether lines (also removed ones) or an observation of a branch are known."""
-    return (sf.col("lines") > 0) | (sf.col("seen") != 0) | has(sf.col("marks"), ~(int(Mark.GONE) | OF_DTX))
+    return found.where(~sf.col("is_branch") | (sf.col("lines") > 0) | (sf.col("seen") != 0) | is_marked)

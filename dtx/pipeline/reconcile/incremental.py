@@ -18,9 +18,10 @@ The table of verdicts changes by files: a file that has a transaction that is ju
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import reduce
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 from uuid import uuid4
 
+from deltalake.transaction import AddAction
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
@@ -45,22 +46,9 @@ from dtx.pipeline.reconcile.judged_rows import (
     may_change_with_time,
     with_evidence,
 )
-from dtx.pipeline.reconcile.state import (
-    FORM,
-    OPEN,
-    UNDATED,
-    VERDICTS,
-    Results,
-    Run,
-    StateDamaged,
-    TableChange,
-    Total,
-)
+from dtx.pipeline.reconcile.state import FORM, OPEN, UNDATED, VERDICTS, Results, Run, StateDamaged, TableChange, Total
 from dtx.pipeline.session import few_rows
 from dtx.pipeline.verdicts import Mark, Rules
-
-if TYPE_CHECKING:
-    from deltalake.transaction import AddAction
 
 _FEW: Final = 1_000_000
 """Gtrids, of up to 64 bytes each, that every process of Spark may keep in memory."""
@@ -74,21 +62,15 @@ class Lines(Protocol):
     @property
     def identity(self) -> str | None:
         """The id of the lake; ``None`` if it has none."""
-        ...
 
     @property
     def quarantined(self) -> Sequence[Quarantined]:
         """Files that the last read left out."""
-        ...
 
     def frame(
         self, spark: SparkSession, since: int | None = None, between: tuple[datetime, datetime] | None = None
     ) -> tuple[DataFrame, int]:
-        """Return lines that came after *since* (``None``: all lines), and the *since* for the next call.
-
-        Files without a line *between* two times may be left out.
-        """
-        ...
+        """Return lines that came after *since*, and the *since* for the next call."""
 
 
 def run(
@@ -106,29 +88,13 @@ def run(
     full: bool = False,
     note: Callable[[str], None] = lambda _: None,
 ) -> Run:
-    """Give verdicts on the transactions that have changed, and store them in *out*.
+    """Give verdicts on the transactions that have changed, and store them in *out*, the directory of the results.
 
-    Args:
-        spark: the session.
-        lines: of all journals.
-        observations: branches in doubt of participants.
-        decisions: of the logs of transaction managers. A decision that has left its log is remembered as finished.
-        out: the directory of the results, see ``state``.
-        rules: parameters of the rules.
-        logs: ``source`` of all decision logs, also of those that could not be read.
-        logs_read: ``source`` of the decision logs that were read as a whole, also of empty ones; ``None``: the sources
-            of *decisions*. Earlier decisions of other logs stay unchanged.
-        participants: ``source`` of all participants, databases of dtx included.
-        away: ``source`` of participants that could not be read: their last known branches in doubt are used.
-        full: read all lines again. Earlier decisions are remembered nevertheless.
-        note: called with lines of progress.
-
-    Returns:
-        The complete run.
-
-    Raises:
-        LakeError: the lake or the results cannot be used, or another process has reconciled at the same time.
-        StateDamaged: the control totals do not agree, or the file of the last run cannot be read.
+    A decision that has left its log is remembered as finished. *logs* are the sources of all decision logs, and
+    *logs_read* those that were read as a whole, also empty ones; ``None``: the sources of *decisions*. Earlier
+    decisions of other logs stay unchanged. *participants* are the sources of all participants, databases of dtx
+    included. For those in *away*, which could not be read, the last known branches in doubt are used. With *full*, all
+    lines are read again, and earlier decisions are remembered nevertheless.
     """
     state = Results(out)
     last = _last(state, full=full)
@@ -172,7 +138,7 @@ def run(
         changed = _changed(decided_before.where(sf.col("log").isin(*sorted(read))), digests)
         changed = changed.union(seen_before.select("gtrid")).union(observations.select("gtrid"))
         # verdicts of ended transactions depend on no other parameter
-        ageing = files if last.rules["skew"] != rules.skew else [file for file in files if file.partition == OPEN]
+        ageing = files if last.skew != rules.skew else [file for file in files if file.partition == OPEN]
         gtrids = new_rows.select("gtrid").union(changed).union(state.verdicts.frame(spark, ageing).select("gtrid"))
         touched = gtrids.distinct()
         few = few_rows(touched)
@@ -217,11 +183,7 @@ def run(
         touched=count,
         totals=totals,
         fingerprint=fingerprint,
-        rules={
-            "orphan_after": rules.orphan_after,
-            "skew": rules.skew,
-            "decisions_read": int(rules.decisions_read),
-        },
+        skew=rules.skew,
         lake=lines.identity,
         damaged=sorted(damaged),
         archived=dict(rules.archived),
@@ -241,11 +203,7 @@ def run(
 
 
 def current(spark: SparkSession, out: str) -> DataFrame:
-    """Return the current verdicts with evidence and the number of the ``run`` that gave each.
-
-    Raises:
-        LakeError: there has been no run.
-    """
+    """Return the current verdicts with evidence and the number of the ``run`` that gave each."""
     table = Results(out).verdicts
     return table.frame(spark, table.data_files(table.load())).select(*VERDICT_COLUMNS, "run", "evidence")
 
@@ -277,7 +235,7 @@ def _month() -> Column:
     return sf.coalesce(sf.date_format("last_at", "yyyy-MM"), sf.lit(UNDATED))
 
 
-def _judged(table: Table, judged: DataFrame, number: int) -> "tuple[list[AddAction], list[AddAction]]":
+def _judged(table: Table, judged: DataFrame, number: int) -> tuple[list[AddAction], list[AddAction]]:
     """Write verdicts; return the files of plain ones, and those of findings, which have no evidence yet."""
     found = judged.select(
         *VERDICT_COLUMNS,

@@ -4,28 +4,18 @@ It uses only Spark's own functions, which are compiled: no row passes through Py
 these rules with others that are written in Python.
 """
 
-from functools import reduce
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as sf
 
-from dtx.pipeline.reconcile.folded_rows import (
-    HASH,
-    KEPT,
-    KEY,
-    OF_DTX,
-    bits,
-    folded,
-    has,
-)
+from dtx.pipeline.reconcile.folded_rows import HASH, KEPT, KEY, OF_DTX, bits, folded, has
 from dtx.pipeline.verdicts import (
     DECIDED,
     DIRECTIONS,
     ENDED,
     OPENED,
     PLAIN,
-    RULES,
     TO_COMMIT,
     TO_ROLL_BACK,
     Choice,
@@ -54,28 +44,6 @@ def with_evidence(
     judged: DataFrame, wanted: DataFrame, events: DataFrame, observations: DataFrame, decisions: DataFrame
 ) -> DataFrame:
     """Add the column ``evidence`` to verdicts, oldest line first; an empty list for those that are not in *wanted*."""
-    found = evidence_of(wanted, events, observations, decisions)
-    same = judged["format_id"].eqNullSafe(found["found_format_id"]) & (judged["gtrid"] == found["found_gtrid"])
-    return (
-        judged.join(found, same, "left")
-        .drop("found_format_id", "found_gtrid")
-        .withColumn("evidence", sf.coalesce(sf.col("evidence"), sf.array().cast(TYPE)))
-    )
-
-
-def evidence_json() -> Column:
-    """Return the column ``evidence`` as a JSON list: bquals in hexadecimal, times as text in UTC, nulls included."""
-
-    def shown(line: Column) -> Column:
-        at = sf.date_format(line["at"], "yyyy-MM-dd HH:mm:ss.SSSSSS'Z'")
-        columns = {name: line[name] for name in EVIDENCE} | {"bqual": sf.lower(sf.hex(line["bqual"])), "at": at}
-        return sf.struct(*(value.alias("id" if name == "journal_id" else name) for name, value in columns.items()))
-
-    return sf.to_json(sf.transform("evidence", shown), {"ignoreNullFields": "false"})
-
-
-def evidence_of(wanted: DataFrame, events: DataFrame, observations: DataFrame, decisions: DataFrame) -> DataFrame:
-    """Return ``found_format_id``, ``found_gtrid`` and ``evidence`` of the transactions in *wanted* with evidence."""
     keys = wanted.select(sf.col("format_id").alias("found_format_id"), sf.col("gtrid").alias("found_gtrid"))
 
     def of(lines: DataFrame, **columns: Column) -> DataFrame:
@@ -104,7 +72,7 @@ def evidence_of(wanted: DataFrame, events: DataFrame, observations: DataFrame, d
     # limits the lines before they are collected: Spark sorts the others on disk, and drops them there
     oldest = sf.row_number().over(Window.partitionBy("found_format_id", "found_gtrid").orderBy(*_ORDER))
     ordered = sf.array_sort(sf.collect_list(sf.struct(*_ORDER)))
-    return (
+    found = (
         lines.withColumn("nth", oldest)
         .where(sf.col("nth") <= MOST)
         .groupBy("found_format_id", "found_gtrid")
@@ -117,6 +85,23 @@ def evidence_of(wanted: DataFrame, events: DataFrame, observations: DataFrame, d
             .alias("evidence"),
         )
     )
+    same = judged["format_id"].eqNullSafe(found["found_format_id"]) & (judged["gtrid"] == found["found_gtrid"])
+    return (
+        judged.join(found, same, "left")
+        .drop("found_format_id", "found_gtrid")
+        .withColumn("evidence", sf.coalesce(sf.col("evidence"), sf.array().cast(TYPE)))
+    )
+
+
+def evidence_json() -> Column:
+    """Return the column ``evidence`` as a JSON list: bquals in hexadecimal, times as text in UTC, nulls included."""
+
+    def shown(line: Column) -> Column:
+        at = sf.date_format(line["at"], "yyyy-MM-dd HH:mm:ss.SSSSSS'Z'")
+        columns = {name: line[name] for name in EVIDENCE} | {"bqual": sf.lower(sf.hex(line["bqual"])), "at": at}
+        return sf.struct(*(value.alias("id" if name == "journal_id" else name) for name, value in columns.items()))
+
+    return sf.to_json(sf.transform("evidence", shown), {"ignoreNullFields": "false"})
 
 
 def may_change_with_time(transactions: DataFrame) -> Column:
@@ -212,9 +197,9 @@ def _facts(branches: DataFrame, rules: Rules) -> DataFrame:
 def _judged(facts: DataFrame, rules: Rules) -> DataFrame:
     matching = rule_columns(rules)
     found = [
-        sf.when(sf.coalesce(matching[rule.verdict], sf.lit(False)), sf.lit(str(rule.verdict)))
-        for rule in RULES
-        if rule.verdict not in PLAIN
+        sf.when(sf.coalesce(matching[verdict], sf.lit(False)), sf.lit(str(verdict)))
+        for verdict in Verdict
+        if verdict not in PLAIN
     ]
     plain = sf.when(
         sf.coalesce(matching[Verdict.ROLLED_BACK], sf.lit(False)), sf.lit(str(Verdict.ROLLED_BACK))
@@ -226,10 +211,8 @@ def _judged(facts: DataFrame, rules: Rules) -> DataFrame:
         .when(to_roll_back, sf.lit(str(Choice.ROLLBACK)))
     )
     # most transactions have no findings: for them no array must be made and compacted
-    findings = sf.when(
-        reduce(lambda one, other: one | other, (each.isNotNull() for each in found)),
-        sf.array_compact(sf.array(*found)),
-    ).otherwise(sf.array(plain))
+    is_plain = sf.coalesce(*found).isNull()
+    findings = sf.when(is_plain, sf.array(plain)).otherwise(sf.array_compact(sf.array(*found)))
     judged = facts.withColumn("findings", findings).withColumns(
         {
             "verdict": sf.get("findings", sf.lit(0)),
@@ -244,7 +227,7 @@ def _judged(facts: DataFrame, rules: Rules) -> DataFrame:
 
 
 def rule_columns(rules: Rules) -> dict[Verdict, Column]:
-    """Return the condition of each verdict, in the order of :data:`~dtx.pipeline.verdicts.RULES`."""
+    """Return the condition of each verdict; :data:`~dtx.pipeline.verdicts.RULES` has them in words."""
     marks, open_ = sf.col("marks"), sf.col("open")
     committed, rolled_back = has(marks, Mark.COMMITTED), has(marks, Mark.ROLLED_BACK)
     timed_out = has(marks, Mark.TIMED_OUT)
@@ -294,19 +277,19 @@ def _words(words: Column) -> Column:
 
 def _fingerprint() -> Column:
     """Return the fingerprint of a verdict; the columns of times still are microseconds."""
-    manager = sf.coalesce(sf.col("tm"), sf.lit(""))
+
+    def text(name: str) -> Column:
+        return sf.coalesce(sf.col(name).cast("string"), sf.lit(""))
+
     canonical = sf.concat_ws(
         "|",
-        sf.coalesce(sf.col("format_id").cast("string"), sf.lit("")),
+        text("format_id"),
         sf.hex("gtrid"),
         sf.array_join("findings", ","),
-        sf.coalesce(sf.col("since").cast("string"), sf.lit("")),
-        sf.coalesce(sf.col("first_at").cast("string"), sf.lit("")),
-        sf.coalesce(sf.col("last_at").cast("string"), sf.lit("")),
+        *map(text, ("since", "first_at", "last_at")),
         _words(sf.col("rms")),
         _words(sf.col("owners")),
-        sf.col("branches").cast("string"),
-        sf.coalesce(sf.col("decision"), sf.lit("")),
-        sf.concat(sf.length(manager), sf.lit(":"), manager),
+        *map(text, ("branches", "decision")),
+        sf.concat(sf.length(text("tm")), sf.lit(":"), text("tm")),
     )
     return sf.unhex(sf.substring(sf.sha2(canonical.cast("binary"), 256), 1, 32))

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import psycopg
@@ -13,11 +12,10 @@ from pyspark.sql import functions as sf
 from dtx.pipeline.quarantine import first_line
 from dtx.pipeline.reconcile.judged_rows import VERDICT_COLUMNS, evidence_json, is_finding
 from dtx.pipeline.reconcile.state import Run, Total
-from dtx.pipeline.verdicts import RULES
+from dtx.pipeline.verdicts import RULES, time_of
 
 MOST: Final = 1_000_000
 """Limit of published verdicts, the latest ones: about a gigabyte with their evidence. The results have all of them."""
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _COLUMNS: Final = (*VERDICT_COLUMNS, "evidence")
 _TYPES: Final = (
     "int8", "bytea", "text", "text[]", "timestamptz", "timestamptz", "timestamptz", "text[]", "text[]", "int4", "text",
@@ -34,13 +32,9 @@ class PublishingFailed(Exception):
 def publish(
     verdicts: DataFrame, run: Run, url: str, *, most: int = MOST, note: Callable[[str], None] = lambda _: None
 ) -> int:
-    """Replace the verdicts of *run* in a database by the latest ones that need attention, in one transaction.
+    """Replace the verdicts in a database by the latest ones that need attention, and return their number.
 
-    Returns:
-        The number of written verdicts.
-
-    Raises:
-        PublishingFailed: the database cannot be reached or refuses; it is unchanged.
+    After :class:`PublishingFailed` the database is unchanged.
     """
     rows = _ready(verdicts.where(is_finding()).orderBy(sf.col("last_at").desc(), "gtrid").limit(most))
     try:
@@ -65,13 +59,14 @@ def _replace(connection: psycopg.Connection[Any], rows: DataFrame, run: Run, not
                 count += 1
                 if count % 10_000 == 0:
                     note(f"published {count:,} verdicts")
+        sources = json.dumps([row._asdict() for row in run.sources], default=lambda at: at.isoformat())
         cursor.execute(
             "INSERT INTO dtx.reconciliation (number, as_of, lines, fingerprint, totals, shown, sources)"
             " VALUES (%s, %s, %s, %s, %s, %s, %s)"
             " ON CONFLICT (number) DO UPDATE SET as_of = excluded.as_of, published_at = now(), lines = excluded.lines,"
             " fingerprint = excluded.fingerprint, totals = excluded.totals, shown = excluded.shown,"
             " sources = excluded.sources",
-            (run.number, _time(run.as_of), run.lines, run.fingerprint, _totals(run), count, _sources(run)),
+            (run.number, time_of(run.as_of), run.lines, run.fingerprint, _totals(run), count, sources),
         )
     return count
 
@@ -81,14 +76,10 @@ def _totals(run: Run) -> str:
     nothing = Total()
     return json.dumps(
         {
-            str(rule.verdict): asdict(run.totals.get(rule.verdict, nothing)) | {"sentence": rule.sentence}
-            for rule in RULES
+            str(verdict): asdict(run.totals.get(verdict, nothing)) | {"sentence": sentence}
+            for verdict, sentence in RULES.items()
         }
     )
-
-
-def _sources(run: Run) -> str:
-    return json.dumps([row._asdict() for row in run.sources], default=lambda at: at.isoformat())
 
 
 def _ready(verdicts: DataFrame) -> DataFrame:
@@ -109,7 +100,7 @@ def _values(row: Row, run: Run) -> tuple[Any, ...]:
         # a decision without a time and without a known branch: use the time of the run
         values[name] = run.as_of if values[name] is None else values[name]
     for name in _TIMES:
-        values[name] = None if values[name] is None else _time(values[name])
+        values[name] = None if values[name] is None else time_of(values[name])
     # PostgreSQL's text cannot have NUL
     values["evidence"] = values["evidence"].replace("\\u0000", "\\ufffd")
     for name in ("rms", "owners"):
@@ -118,7 +109,3 @@ def _values(row: Row, run: Run) -> tuple[Any, ...]:
     for name in ("gtrid", "fingerprint"):
         values[name] = bytes(values[name])
     return tuple(values[name] for name in _COLUMNS)
-
-
-def _time(micros: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=micros)

@@ -14,20 +14,23 @@ lock, two runs may be active at once: the one whose commit of ``verdicts`` is re
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from dtx.pipeline import parquet_files
-from dtx.pipeline.delta import Table
+from dtx.pipeline.delta import DataFile, Table
 from dtx.pipeline.files import Files, LakeError
 from dtx.pipeline.reconcile.folded_rows import KEPT
 from dtx.pipeline.reconcile.judged_rows import EVIDENCE
 from dtx.pipeline.source.columns import ARROW
+from dtx.pipeline.verdicts import micros_of, time_of
 
 FORM: Final = 3
 """Version of ``facts`` and ``state``. If the last run has another one, all lines are read again."""
@@ -63,7 +66,6 @@ _RUNS: Final = "runs"
 _STATE: Final = "state"
 _WRITTEN: Final = "_written.json"
 _RETAINED: Final = "retained.json"
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class StateDamaged(Exception):
@@ -87,19 +89,14 @@ class SourcePart(StrEnum):
 
 
 class SourceRead(NamedTuple):
-    """When a source was last read.
-
-    Args:
-        source: its configured name.
-        part: its data.
-        read_at: the data are known as of this time; ``None``: they were never read.
-        is_missing: whether the last run could not read it, so that older data count. ``archive`` reads journals.
-    """
+    """When a source was last read."""
 
     source: str
     part: SourcePart
     read_at: datetime | None
+    """The data are known as of this time; ``None``: they were never read."""
     is_missing: bool
+    """Whether the last run could not read it, so that older data count. ``archive`` reads journals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,19 +104,13 @@ class Run:
     """A complete run.
 
     Args:
-        number: from 1 on.
-        as_of: microseconds since the epoch; see :class:`~dtx.pipeline.verdicts.Rules`.
+        as_of, skew, archived: see :class:`~dtx.pipeline.verdicts.Rules`.
         token: the number of the lake's last batch; the next run reads later batches.
         lines_read: journal lines that this run has read.
         lines: journal lines that all verdicts rest on.
         touched: number of gtrids that this run has judged; 0 if it has judged all.
-        totals: of all transactions, by verdict.
         fingerprint: the hashes of all fingerprints, joined by "exclusive or".
-        rules: orphan_after and skew in microseconds, and whether decisions were read.
-        lake: the id of the lake; ``None`` if it has none.
         damaged: files of the lake whose lines are missing.
-        form: see :data:`FORM`.
-        archived: see :class:`~dtx.pipeline.verdicts.Rules`.
         asked: microseconds since the epoch at which each participant and database last reported its branches in doubt;
             0: never.
         logs_read: the same for the decision logs.
@@ -134,7 +125,7 @@ class Run:
     touched: int
     totals: Mapping[str, Total]
     fingerprint: int
-    rules: Mapping[str, int] = field(default_factory=dict)
+    skew: int = 0
     lake: str | None = None
     damaged: Collection[str] = ()
     form: int = FORM
@@ -152,7 +143,7 @@ class Run:
     def sources(self) -> list[SourceRead]:
         """When each source was last read."""
         return [
-            SourceRead(source, part, _time(read_at) if read_at else None, read_at < least)
+            SourceRead(source, part, time_of(read_at) if read_at else None, read_at < least)
             for part, times, least in (
                 (SourcePart.JOURNAL, self.archived, 1),
                 (SourcePart.BRANCHES, self.asked, self.as_of),
@@ -163,11 +154,7 @@ class Run:
 
 
 class Results:
-    """The directory of results.
-
-    Raises:
-        LakeError: its file system cannot be used.
-    """
+    """The directory of results; the file of a run that cannot be read raises :class:`StateDamaged`."""
 
     def __init__(self, out: str) -> None:
         missing = "has no verdicts yet: dtx pipeline reconcile"
@@ -175,23 +162,14 @@ class Results:
         self.history: Final = Table(f"{out.rstrip('/')}/history", HISTORY, missing)
         self._files = Files(out)
 
-    def runs(self, most: int | None = None) -> list[Run]:
-        """Return the complete runs in order: all, or the last *most*.
-
-        Raises:
-            StateDamaged: the file of a run cannot be read.
-        """
+    def runs(self) -> list[Run]:
+        """Return the complete runs in order."""
         last = self.number()
         names = [name for name in self._files.names(_RUNS, directories=False) if name.endswith(".json")]
-        numbers = [number for number in (int(name.partition(".")[0]) for name in names) if number <= last]
-        return [self._run(number) for number in (numbers if most is None else numbers[-most:])]
+        return [self._run(number) for number in (int(name.partition(".")[0]) for name in names) if number <= last]
 
     def last(self) -> Run | None:
-        """Return the last complete run; ``None`` if there is none, or its file is missing.
-
-        Raises:
-            StateDamaged: its file cannot be read.
-        """
+        """Return the last complete run; ``None`` if there is none, or its file is missing."""
         number = self.number()
         return self._run(number) if number and self._files.exists(_name(number)) else None
 
@@ -209,15 +187,11 @@ class Results:
             raise StateDamaged(f"{self._files.path(name)} cannot be read: {error}") from error
 
     def complete(self, run: Run, verdicts: "TableChange", history: "TableChange") -> None:
-        """Commit the tables of *run* and write its file; then the run is complete.
-
-        Raises:
-            LakeError: another process has completed a run at the same time.
-        """
+        """Commit the tables of *run* and write its file; then the run is complete."""
         if self.number() >= run.number:
             raise LakeError(f"another process has reconciled into {self._files.uri} at the same time: run again")
-        self.history.commit(history.table, history.added, history.removed)
-        self.verdicts.commit(verdicts.table, verdicts.added, verdicts.removed, **{_APP: run.number})
+        self.history.commit(history.table, history.added, history.removed, {})
+        self.verdicts.commit(verdicts.table, verdicts.added, verdicts.removed, {_APP: run.number})
         self._files.write(_name(run.number), asdict(run))
         for name in self._files.names(_STATE):
             if name != run.state:
@@ -240,13 +214,8 @@ class Results:
         return all(self._files.exists(f"{_STATE}/{run.state}/{name}/{_WRITTEN}") for name in ("observed", "decided"))
 
     def retain(self, before: date, *, dry_run: bool) -> dict[str, int]:
-        """Remove settled verdicts, history and runs of days before *before*, or only count them.
-
-        Raises:
-            LakeError: a table is missing, or another process has changed it.
-            StateDamaged: the file of a run cannot be read.
-        """
-        edge = (datetime(before.year, before.month, before.day, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+        """Remove settled verdicts, history and runs of days before *before*, or only count them."""
+        edge = micros_of(datetime(before.year, before.month, before.day, tzinfo=UTC))
         old = [run.number for run in self.runs()[:-1] if run.as_of < edge]
         found = {
             "verdicts": self.verdicts.remove_before(before, "last_at", also=f"settled <> '{OPEN}'", dry_run=dry_run),
@@ -268,13 +237,9 @@ class Results:
 class TableChange:
     """A change, not committed yet, of a version of a table: files that Spark has written replace others."""
 
-    table: Any
-    added: list[Any]
-    removed: list[Any]
-
-
-def _time(micros: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=micros)
+    table: DeltaTable
+    added: list[AddAction]
+    removed: list[DataFile]
 
 
 def _name(number: int) -> str:

@@ -6,17 +6,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as sf
 
 from dtx.pipeline.quarantine import Quarantined
 from dtx.pipeline.reconcile.judged_rows import evidence_json
 from dtx.pipeline.reconcile.state import SourcePart, SourceRead
-from dtx.pipeline.verdicts import PLAIN, Verdict
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row
+from dtx.pipeline.verdicts import PLAIN, Verdict, time_of
 
 AGES: Final = (
     ("under 1 minute", timedelta(minutes=1)),
@@ -91,18 +89,15 @@ class Figures:
 
 
 def collect(
-    verdicts: "DataFrame",
-    events: "DataFrame",
+    verdicts: DataFrame,
+    events: DataFrame,
     queues: Sequence[tuple[str, str, str, int]] | None = None,
     *,
     quarantine: Iterable[Quarantined] = (),
     sources: Sequence[SourceRead] = (),
     as_of: datetime | None = None,
 ) -> Figures:
-    """Compute the figures up to *as_of*, or now, of all verdicts and all lines of the lake.
-
-    See :class:`Figures` for the other arguments.
-    """
+    """Compute the figures up to *as_of*, or now, of all verdicts and all lines of the lake; see :class:`Figures`."""
     now = (as_of or datetime.now(UTC)).astimezone(UTC)
     totals = _totals(verdicts, now)
     own = [row for row in totals if row["owner"] is None]
@@ -126,31 +121,23 @@ def collect(
         attention_total=sum(count for (verdict,), count in counted.items() if verdict not in PLAIN),
         quarantine=tuple(quarantine),
         sources=sources,
-        oldest=_time(min((row["oldest"] for row in own if row["oldest"] is not None), default=None)),
+        oldest=min((time_of(row["oldest"]) for row in own if row["oldest"] is not None), default=None),
     )
 
 
-def _count() -> "Column":
-    return sf.count("*").alias("n")
-
-
-def _time(micros: int | None) -> datetime | None:
-    return None if micros is None else datetime.fromtimestamp(micros / 1e6, UTC)
-
-
-def _summed(rows: Iterable["Row"], *names: str) -> Counter[Any]:
+def _summed(rows: Iterable[Row], *names: str) -> Counter[Any]:
     sums: Counter[Any] = Counter()
     for row in rows:
         sums[tuple(row[name] for name in names)] += row["n"]
     return sums
 
 
-def _totals(verdicts: "DataFrame", now: datetime) -> "list[Row]":
+def _totals(verdicts: DataFrame, now: datetime) -> list[Row]:
     """Count transactions by verdict, day and age, and by verdict and owner, in one read of the verdicts."""
     seconds = sf.lit(int(now.timestamp())) - sf.unix_seconds("since")
     age = reduce(add, ((seconds >= int(limit.total_seconds())).cast("int") for _, limit in AGES[:-1]))
 
-    def key(day: "Column", age: "Column", owner: "Column") -> "Column":
+    def key(day: Column, age: Column, owner: Column) -> Column:
         return sf.struct(
             day.cast("date").alias("day"), age.cast("int").alias("age"), owner.cast("string").alias("owner")
         )
@@ -163,13 +150,13 @@ def _totals(verdicts: "DataFrame", now: datetime) -> "list[Row]":
     return (
         verdicts.select("verdict", "since", sf.explode(keys).alias("key"))
         .groupBy("verdict", "key.day", "key.age", "key.owner")
-        .agg(_count(), sf.min(sf.unix_micros("since")).alias("oldest"))
+        .agg(sf.count("*").alias("n"), sf.min(sf.unix_micros("since")).alias("oldest"))
         .collect()
     )
 
 
 def _latency_and_heuristics(
-    events: "DataFrame",
+    events: DataFrame,
 ) -> tuple[list[tuple[str, int, float, float, float]], list[tuple[str, str, str, int]]]:
     voted = (sf.col("event") == "committed") & ~sf.col("one_phase") & sf.col("prepared_at").isNotNull()
     made = sf.col("event").isin("heuristic", "hazard")
@@ -182,7 +169,7 @@ def _latency_and_heuristics(
             sf.when(made, sf.coalesce("outcome", "event")).alias("what"),
             sf.when(made, sf.col("actor")).alias("actor"),
         )
-        .agg(_count(), sf.percentile_approx(clipped, list(_PERCENTILES), _ACCURACY).alias("p"))
+        .agg(sf.count("*").alias("n"), sf.percentile_approx(clipped, list(_PERCENTILES), _ACCURACY).alias("p"))
         .collect()
     )
     latency = [(row["rm"], row["n"], *row["p"]) for row in rows if row["what"] is None]
@@ -193,7 +180,7 @@ def _latency_and_heuristics(
     )
 
 
-def _attention(verdicts: "DataFrame") -> list[dict[str, Any]]:
+def _attention(verdicts: DataFrame) -> list[dict[str, Any]]:
     times = ("since", "first_at", "last_at", "known_at")
     severity = sf.array_position(sf.array(*(sf.lit(str(verdict)) for verdict in Verdict)), sf.col("verdict"))
     rows = (
@@ -206,4 +193,4 @@ def _attention(verdicts: "DataFrame") -> list[dict[str, Any]]:
         )
         .collect()
     )  # fmt: skip
-    return [row.asDict() | {name: _time(row[name]) for name in times} for row in rows]
+    return [row.asDict() | {name: None if row[name] is None else time_of(row[name]) for name in times} for row in rows]

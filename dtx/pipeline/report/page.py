@@ -4,12 +4,12 @@ import csv
 import json
 import os
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import IO, Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -31,14 +31,13 @@ _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_report(figures: Figures, directory: Path) -> Path:
-    """Write the page and the CSV files, each as a whole, and return the path of the page.
-
-    Returns:
-        The path of the page.
-    """
+    """Write the page and the CSV files, each as a whole, and return the path of the page."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, (header, rows) in _tables(figures).items():
-        _write_csv(directory / f"{name}.csv", header, rows)
+        with _replaced(directory / f"{name}.csv") as file:
+            writer = csv.writer(file)
+            writer.writerow(header)
+            writer.writerows([_cell(value) for value in row] for row in rows)
     with _replaced(directory / PAGE) as file:
         file.write(render(figures))
     return directory / PAGE
@@ -61,20 +60,20 @@ def render(figures: Figures) -> str:
         "text": _text,
     }
     script = environment.get_template("filter.js").render()
-    ages = plots.ages(figures.ages, [label for label, _ in AGES])
+    heuristics: Counter[str] = Counter()
+    for _, what, _, count in figures.heuristics:
+        heuristics[what] += count
     drawings = {
         "days": plots.days(figures.days),
         "endings": plots.endings(figures.days),
-        "ages": ages,
+        "ages": plots.ages(figures.ages, [label for label, _ in AGES]),
         "latency": plots.latency(figures.latency) if figures.latency else "",
         "owners": plots.names("Transactions by owner", {name: count for name, count, _ in figures.owners}),
         "queues": plots.names(
             "Messages in open branches, by queue",
             {f"{place} ({rm}, {kind})": n for rm, kind, place, n in figures.queues or ()},
         ),
-        "heuristics": plots.names(
-            "Heuristic outcomes", _summed((what, count) for _, what, _, count in figures.heuristics), "special"
-        ),
+        "heuristics": plots.names("Heuristic outcomes", dict(heuristics.most_common()), "special"),
     }
     choices = _choices(figures)
     return environment.get_template("report.html").render(
@@ -88,7 +87,7 @@ def render(figures: Figures) -> str:
         script=Markup(script),  # noqa: S704 - a file of this package
         script_hash=b64encode(sha256(script.encode()).digest()).decode(),
         plots={name: Markup(drawing) for name, drawing in drawings.items()},  # noqa: S704 - drawn here, names escaped
-        rules=RULES,
+        rules=RULES.items(),
         colour={str(verdict): colour for colour, verdicts in plots.GROUPS.values() for verdict in verdicts},
         open_count=sum(count for _, _, count in figures.ages),
         wrong=sum(figures.verdicts[verdict] for verdict in plots.GROUPS["went wrong"][1]),
@@ -118,22 +117,12 @@ def _tables(figures: Figures) -> dict[str, tuple[Sequence[str], Iterable[Sequenc
     }
 
 
-def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    with _replaced(path) as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows([_cell(value) for value in row] for row in rows)
-
-
 @contextmanager
 def _replaced(path: Path) -> Iterator[IO[str]]:
-    """Open a file that replaces *path* as a whole, with the rights of new files."""
-    with NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False, encoding="utf-8", newline="") as file:
+    """Open a file that replaces *path* as a whole."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with beside.open("w", encoding="utf-8", newline="") as file:
         yield file
-    umask = os.umask(0)
-    os.umask(umask)
-    beside = Path(file.name)
-    beside.chmod(0o666 & ~umask)
     beside.replace(path)
 
 
@@ -199,10 +188,3 @@ def _transaction(row: Mapping[str, Any], figures: Figures, choices: Mapping[str,
     begun = row["since"] or row["last_at"] or figures.as_of
     numbers["age"] = [number for number, (_, limit) in enumerate(AGES[:-1]) if figures.as_of - begun >= limit]
     return {**row, "lines": lines[:_EVIDENCE_SHOWN], "line_count": len(lines), "numbers": numbers}
-
-
-def _summed(rows: Iterable[tuple[str, int]]) -> dict[str, int]:
-    sums: dict[str, int] = {}
-    for name, count in rows:
-        sums[name] = sums.get(name, 0) + count
-    return dict(sorted(sums.items(), key=lambda item: -item[1]))

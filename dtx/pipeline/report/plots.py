@@ -31,15 +31,8 @@ GROUPS: Final[dict[str, tuple[str, tuple[Verdict, ...]]]] = {
 """Three groups of verdicts that need attention, each with its colour."""
 
 _COLOURS: Final = {
-    "text": "#010203",
-    "muted": "#010204",
-    "line": "#010205",
-    "accent": "#010206",
-    "good": "#010207",
-    "warn": "#010208",
-    "bad": "#010209",
-    "special": "#01020a",
-    "card": "#01020b",
+    name: f"#0102{number:02x}"
+    for number, name in enumerate(("text", "muted", "line", "accent", "good", "warn", "bad", "special", "card"))
 }
 _WIDTH: Final = 6.4
 """Width in inches of 72 points; the page scales it."""
@@ -241,6 +234,5 @@ def _inline(svg: str, title: str) -> str:
     prefix = re.sub(r"\W+", "-", title.lower())
     body = re.sub(r'\bid="', f'id="{prefix}-', body)
     body = re.sub(r'xlink:href="#', f'xlink:href="#{prefix}-', body).replace("url(#", f"url(#{prefix}-")
-    body = re.sub(r'(<svg\b[^>]*?) width="[^"]*"', r"\1", body, count=1)
-    body = re.sub(r'(<svg\b[^>]*?) height="[^"]*"', r"\1", body, count=1)
+    body = re.sub(r' width="[^"]*"', "", re.sub(r' height="[^"]*"', "", body, count=1), count=1)
     return body.replace("<svg", f'<svg role="img" aria-label="{escape(title, {chr(34): "&quot;"})}"', 1)

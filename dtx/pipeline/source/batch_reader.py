@@ -12,13 +12,10 @@ bytes: converting them to text takes PostgreSQL longer than all the work on a ba
 
 import math
 import queue
-import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final
 
@@ -32,25 +29,26 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from dtx.log import tables
-from dtx.pipeline.source.columns import SOURCE, ColumnKind, Readable, arrow_schema
+from dtx.pipeline.source.columns import SOURCE, UUID, XID8, Readable, arrow_schema
 from dtx.pipeline.source.options import Options
 from dtx.pipeline.source.server import AT_ONCE, Server, SourceAway, SourceError, connected, conninfo, failed, sentence
 from dtx.pipeline.source.snapshot import shown
 
-_BLOCK: Final = 8_192
-_ROWS_OF_A_BLOCK: Final = 35
-"""Estimate for a partition of the journal that PostgreSQL has not analyzed yet."""
 _SAMPLED: Final = 300
 """Blocks of a sample: about 10,000 lines, enough for a few dozen even ranges."""
 _SAMPLED_FOR_EACH: Final = 30
 _MOST_RANGES: Final = 10_000
 """Limit for one database: each range is a task and a statement."""
-_BOUNDS: Final = re.compile(r"FOR VALUES FROM \('([^']+)'\) TO \('([^']+)'\)")
-
-_LEAVES: Final = """
-SELECT c.oid::bigint, pg_get_expr(c.relpartbound, c.oid), pg_relation_size(c.oid), c.reltuples::float8, c.relpages
-FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = 'dtx.journal'::regclass
+_SIZE: Final = """
+SELECT coalesce(sum(blocks), 0)::float8, coalesce(sum(blocks * of_a_block), 0)::float8
+FROM (
+    SELECT pg_relation_size(c.oid) / current_setting('block_size')::float8 AS blocks,
+        -- the number of rows may be old, and a partition that is not analyzed yet has none
+        CASE WHEN c.reltuples > 0 AND c.relpages > 0 THEN c.reltuples / c.relpages ELSE 35 END AS of_a_block
+    FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = 'dtx.journal'::regclass
+) partitions
 """
+"""The number of blocks and the approximate number of rows of the journal."""
 _UUID_OCTETS: Final = 16
 _XID8_OCTETS: Final = 8
 _DIGITS: Final = 32
@@ -75,23 +73,6 @@ class TablePart(InputPartition):
         self.shown = shown
 
 
-@dataclass(frozen=True, slots=True)
-class _Leaf:
-    """A partition of the journal.
-
-    Args:
-        oid: of the table.
-        bounds: of ``at``, as PostgreSQL writes times; ``None`` for the default partition.
-        size: in bytes.
-        rows: estimated number.
-    """
-
-    oid: int
-    bounds: tuple[str, str] | None
-    size: int
-    rows: float
-
-
 def parts(source: str, ranges: list[tuple[str, ...]], conditions: tuple[str, ...], *, whole: str) -> list[TablePart]:
     """Make one part for each range, with its and further conditions; *whole* names a range without conditions."""
     return [TablePart(source, (*range_, *conditions), shown=" and ".join(range_) or whole) for range_ in ranges]
@@ -111,41 +92,12 @@ def times(points: list[str]) -> list[tuple[str, ...]]:
 
 def cuts(server: Server, options: Options) -> list[str]:
     """Return points in time, in order and as PostgreSQL writes them, that divide the journal evenly."""
-    leaves = [_leaf(*row) for row in server.rows(_LEAVES)]
-    total = sum(leaf.rows for leaf in leaves)
-    wanted = options.partitions or math.ceil(total / options.rows)
-    wanted = min(wanted, _MOST_RANGES)
-    if wanted <= 1 or total <= 0:
+    blocks, rows = server.rows(_SIZE)[0]
+    pieces = min(options.partitions or math.ceil(rows / options.rows), _MOST_RANGES)
+    if pieces <= 1 or not blocks:
         return []
-    target = total / wanted
-    points: list[str] = []
-    since = 0.0
-    for leaf in sorted(leaves, key=lambda leaf: leaf.bounds or ("", "")):
-        pieces = round(leaf.rows / target)
-        if leaf.bounds is not None and leaf.rows and since and since + leaf.rows > target:
-            points.append(leaf.bounds[0])
-            since = 0.0
-        if pieces > 1:
-            points += _within(server, leaf, pieces)
-        since += leaf.rows
-    listed = ",".join(f"'{point}'" for point in points)
-    return _distinct(server, f"ARRAY[{listed}]::timestamptz[]")
-
-
-def _leaf(oid: int, bounds: str, size: int, rows: float, pages: int) -> _Leaf:
-    match = _BOUNDS.fullmatch(bounds)
-    # PostgreSQL's count may be old: rows for each block at that time, times the current number of blocks
-    of_a_block = rows / pages if rows > 0 and pages > 0 else _ROWS_OF_A_BLOCK
-    return _Leaf(oid, None if match is None else (match[1], match[2]), size, size / _BLOCK * of_a_block)
-
-
-def _within(server: Server, leaf: _Leaf, pieces: int) -> list[str]:
     sampled = max(_SAMPLED, _SAMPLED_FOR_EACH * pieces)
-    percent = min(100.0, 100.0 * sampled * _BLOCK / max(leaf.size, _BLOCK))
-    of_it = [f"tableoid = {leaf.oid}"]
-    if leaf.bounds is not None:
-        of_it += [f"at >= '{leaf.bounds[0]}'::timestamptz", f"at < '{leaf.bounds[1]}'::timestamptz"]
-    return evenly(server, pieces, f"TABLESAMPLE SYSTEM ({percent:.6f}){where(of_it)}")
+    return evenly(server, pieces, f"TABLESAMPLE SYSTEM ({min(100.0, 100.0 * sampled / blocks):.6f})")
 
 
 def evenly(server: Server, pieces: int, lines: str) -> list[str]:
@@ -155,12 +107,8 @@ def evenly(server: Server, pieces: int, lines: str) -> list[str]:
     """
     fractions = ",".join(f"{number / pieces:.6f}" for number in range(1, pieces))
     points = f"percentile_disc(ARRAY[{fractions}]::float8[]) WITHIN GROUP (ORDER BY at)"
-    return _distinct(server, f"(SELECT {points} FROM dtx.journal {lines})")
-
-
-def _distinct(server: Server, points: str) -> list[str]:
-    rows = server.rows(f"SELECT cut::text FROM (SELECT DISTINCT unnest({points}) AS cut) AS cuts ORDER BY cuts.cut")
-    return [text for (text,) in rows]
+    found = f"SELECT DISTINCT unnest((SELECT {points} FROM dtx.journal {lines})) AS cut"
+    return [text for (text,) in server.rows(f"SELECT cut::text FROM ({found}) AS cuts ORDER BY cuts.cut")]
 
 
 def where(conditions: Sequence[str]) -> str:
@@ -177,13 +125,12 @@ def _column(batch: pa.RecordBatch, table: Readable, field: pa.Field, source: str
     if field.name == SOURCE:
         return pa.repeat(pa.scalar(source, field.type), batch.num_rows)
     column = batch.column(field.name)
-    match table.columns[field.name]:
-        case ColumnKind.UUID:
-            return _present(column, _uuids(_octets(column, _UUID_OCTETS)))
-        case ColumnKind.XID8:
-            return _present(column, pa.array(_octets(column, _XID8_OCTETS).view(">i8").ravel().astype(np.int64)))
-        case _:
-            return column.cast(field.type)
+    kind = table.columns[field.name]
+    if kind == UUID:
+        return _present(column, _uuids(_octets(column, _UUID_OCTETS)))
+    if kind == XID8:
+        return _present(column, pa.array(_octets(column, _XID8_OCTETS).view(">i8").ravel().astype(np.int64)))
+    return column.cast(field.type)
 
 
 def _uuids(octets: "np.ndarray[Any, np.dtype[np.uint8]]") -> pa.Array:
@@ -211,24 +158,18 @@ def _present(column: pa.Array, values: pa.Array) -> pa.Array:
 
 
 def read(options: Options, schema: StructType, part: TablePart) -> Iterator[pa.RecordBatch]:
-    """Read the rows of *part*.
-
-    Raises:
-        SourceError: the rows could not be read, or not to their end.
-    """
-    attempt = 0
-    while True:
+    """Read the rows of *part*, to their end or a :class:`SourceError`."""
+    for attempt in range(options.waits.retries + 1):
         given = False
         try:
             for batch in _once(options, schema, part):
                 given = True
                 yield batch
         except SourceAway as error:
-            if given or attempt >= options.waits.retries:
+            if given or attempt == options.waits.retries:
                 how = "after the first rows" if given else f"asked {attempt + 1} times"
                 raise SourceAway(f"{error} ({how})") from None
             time.sleep(_FIRST_PAUSE * 2**attempt)
-            attempt += 1
         else:
             return
 
@@ -248,19 +189,15 @@ def _once(options: Options, schema: StructType, part: TablePart) -> Iterator[pa.
                 raise SourceAway(f"{where}: no row for {options.waits.stall} seconds") from None
             if got is None:
                 return
+            if isinstance(got, adbc_driver_manager.Error | OSError):
+                raise failed(where, got) from None
+            if isinstance(got, SourceError):
+                raise got
             if isinstance(got, BaseException):
-                raise _explained(where, got) from None
+                raise SourceError(f"{where}: {type(got).__name__}: {sentence(got)}") from None
             yield got
     finally:
         over.set()  # the reading thread ends with its next batch
-
-
-def _explained(where: str, error: BaseException) -> SourceError:
-    if isinstance(error, SourceError):
-        return error
-    if isinstance(error, adbc_driver_manager.Error | OSError):
-        return failed(where, error)
-    return SourceError(f"{where}: {type(error).__name__}: {sentence(error)}")
 
 
 def _fetch(
@@ -292,31 +229,11 @@ def _put(batches: "queue.Queue[Any]", item: object, over: threading.Event) -> bo
     return False
 
 
-class _Database:
-    """A database of ADBC that stays open when a connection closes it."""
-
-    def __init__(self, uri: str) -> None:
-        self.kept = adbc_driver_postgresql.connect(uri)
-
-    def close(self) -> None:
-        """Do nothing: later tasks of this process use the database again."""
-
-
-# ADBC reads all of PostgreSQL's types when it opens a database. That takes 30 ms, as long as a short range.
-_database: Final = lru_cache(maxsize=8)(_Database)
-
-
-def _connect(uri: str) -> dbapi.Connection:
-    """Connect as the driver's own ``connect`` does, but open each database only once in a process."""
-    database = _database(uri)
-    return dbapi.Connection(database, adbc_driver_manager.AdbcConnection(database.kept))
-
-
 def _rows(options: Options, schema: StructType, part: TablePart) -> Iterator[pa.RecordBatch]:
     target = arrow_schema(schema)
     uri = conninfo(options.sources[part.source], options.waits, statement=options.waits.statement)
     wanted = options.table.sent(target.names)
-    with _connect(uri) as connection, connection.cursor() as cursor:
+    with dbapi.connect(uri) as connection, connection.cursor() as cursor:
         hint = adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value
         cursor.adbc_statement.set_options(**{hint: _BATCH_BYTES})
         cursor.execute(f"SELECT {wanted} FROM dtx.{options.table.name}{where(part.conditions)}")
@@ -337,11 +254,7 @@ class BatchReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return the parts of all databases.
-
-        Raises:
-            SourceError: a database is away, or its journal cannot be read.
-        """
+        """Return the parts of all databases."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return [part for found in pool.map(self._plan, self._options.sources) for part in found]
 
@@ -360,11 +273,7 @@ class BatchReader(DataSourceReader):
 
 
 def read_table(options: Options, schema: StructType) -> pa.Table:
-    """Read a table into the memory of this process, without Spark.
-
-    Raises:
-        SourceError: the rows could not be read.
-    """
+    """Read a table into the memory of this process, without Spark."""
     reader = BatchReader(options, schema)
     batches = [batch for part in reader.partitions() for batch in reader.read(part)]
     return pa.Table.from_batches(batches, arrow_schema(schema))

@@ -2,22 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 from sqlalchemy import BigInteger, Boolean, Column, DateTime, Integer, LargeBinary, Text, Uuid
 
 from dtx.log import tables
@@ -34,26 +23,21 @@ ARROW: Final[dict[str, pa.DataType]] = {
     "boolean": pa.bool_(),
 }
 """Arrow's types by Spark's names."""
-
-
-class ColumnKind(Enum):
-    """The type of a column: SQLAlchemy's and Spark's."""
-
-    LONG = BigInteger, LongType()  # before Integer, which BigInteger is, too
-    INTEGER = Integer, IntegerType()
-    BOOLEAN = Boolean, BooleanType()
-    TIME = DateTime, TimestampType()
-    BYTES = LargeBinary, BinaryType()
-    UUID = Uuid, StringType()
-    TEXT = Text, StringType()
-    XID8 = tables.Xid8, LongType()
-
-    def __init__(self, sql: type[object], spark: DataType) -> None:
-        self.sql = sql
-        self.spark = spark
-
-
-_SENT: Final = {ColumnKind.UUID: "uuid_send({})", ColumnKind.XID8: "xid8send({})"}
+UUID: Final = "uuid"
+XID8: Final = "xid8"
+_KINDS: Final[dict[type[object], str]] = {
+    BigInteger: "bigint",  # before Integer, which BigInteger is, too
+    Integer: "int",
+    Boolean: "boolean",
+    DateTime: "timestamp",
+    LargeBinary: "binary",
+    Uuid: UUID,
+    Text: "string",
+    tables.Xid8: XID8,
+}
+"""Spark's names of SQLAlchemy's types; Spark lacks the types uuid and xid8."""
+_SPARK: Final = {UUID: "string", XID8: "bigint"}
+_SENT: Final = {UUID: "uuid_send({})", XID8: "xid8send({})"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +45,12 @@ class Readable:
     """A table that can be read, with the type of each column by name."""
 
     name: str
-    columns: dict[str, ColumnKind]
+    columns: dict[str, str]
 
     @property
     def schema(self) -> StructType:
         """All columns; the last one is the source."""
-        fields = [StructField(name, kind.spark) for name, kind in self.columns.items()]
-        return StructType([*fields, StructField(SOURCE, StringType())])
+        return spark_schema(**{name: _SPARK.get(kind, kind) for name, kind in self.columns.items()}, source="string")
 
     def sent(self, names: Sequence[str]) -> str:
         """Return a select list in SQL without the source, with the forms that cost PostgreSQL the least work."""
@@ -77,11 +60,7 @@ class Readable:
 
 
 def readable(table: str) -> Readable:
-    """Return the table of this name.
-
-    Raises:
-        SourceError: there is no such table, or it cannot be read.
-    """
+    """Return the table of this name."""
     try:
         return TABLES[table]
     except KeyError:
@@ -89,11 +68,7 @@ def readable(table: str) -> Readable:
 
 
 def chosen(table: Readable, schema: StructType) -> None:
-    """Check the columns that a user has chosen.
-
-    Raises:
-        SourceError: the table does not have a column, or has it with another type.
-    """
+    """Refuse columns that the table lacks, or has with another type."""
     there = {field.name: field.dataType for field in table.schema.fields}
     for field in schema.fields:
         if field.name not in there:
@@ -115,11 +90,8 @@ def spark_schema(**columns: str) -> StructType:
     return from_arrow_schema(pa.schema({name: ARROW[kind] for name, kind in columns.items()}))
 
 
-def _kind(column: Column[object]) -> ColumnKind:
-    for kind in ColumnKind:
-        if isinstance(column.type, kind.sql):
-            return kind
-    raise TypeError(f"column {column} has a type that the pipeline does not read")
+def _kind(column: Column[object]) -> str:
+    return next(kind for sql, kind in _KINDS.items() if isinstance(column.type, sql))
 
 
 TABLES: Final = {

@@ -58,11 +58,7 @@ class Place:
 
     @classmethod
     def read(cls, name: str, given: Any) -> Self:
-        """Read an offset of Spark, the result of :meth:`written`.
-
-        Raises:
-            SourceError: the offset is damaged, or another program wrote it.
-        """
+        """Read an offset of Spark, the result of :meth:`written`."""
         try:
             since = given["since"]
             return cls(
@@ -85,12 +81,9 @@ class Place:
         }
 
     def follow(self, name: str, now: SourceIdentity, latest: SourceSnapshot | None, *, any_timeline: bool) -> Self:
-        """Check that this place still applies, and return it with the identity *now*.
+        """Check that the snapshots of this place still apply, and return it with the identity *now*.
 
         A standby may lag behind, so it has no *latest* snapshot.
-
-        Raises:
-            SourceError: it is another database, timeline or an older state, so the snapshots do not apply.
         """
         if now.system != self.identity.system:
             raise SourceError(
@@ -173,12 +166,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return the offset after the next micro-batch; *start* if there are no new lines.
-
-        Raises:
-            SourceError: a database is away, or is not the one that was read before.
-        """
-        self._wait()
+        """Return the offset after the next micro-batch; *start* if there are no new lines."""
+        left = self._next_look - time.monotonic()
+        if left > 0 and self._target is None:
+            time.sleep(min(left, _LONGEST_WAIT))
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         begun = places({name: start[name] for name in self._options.sources if name in start})
         found = self._each(lambda name, server: self._latest(server, begun.get(name), most))
@@ -188,11 +179,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**start, **moved}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the parts of one micro-batch.
-
-        Raises:
-            SourceError: a database is away, or a source of the micro-batch is no longer configured.
-        """
+        """Return the parts of one micro-batch."""
         gone = sorted(name for name in end if name not in self._options.sources and start.get(name) != end[name])
         if gone:
             raise SourceError(f"{gone[0]}: the last micro-batch is repeated and needs this source: configure it again")
@@ -205,11 +192,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read the rows of one part; see :func:`dtx.pipeline.source.batch_reader.read`."""
         assert isinstance(partition, TablePart)
         yield from read(self._options, self._schema, partition)
-
-    def _wait(self) -> None:
-        left = self._next_look - time.monotonic()
-        if left > 0 and self._target is None:
-            time.sleep(min(left, _LONGEST_WAIT))
 
     def _each(
         self, ask: Callable[[str, Server], _T], names: set[str] | None = None, *, wait: bool | None = None
@@ -354,29 +336,18 @@ class DtxDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return all columns of the table, and the source."""
-        return self._parsed().table.schema
+        return parse(self.options).table.schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader for ``spark.read``.
-
-        Raises:
-            SourceError: an option or a column is wrong.
-        """
-        options = self._parsed()
+        """Return the reader for ``spark.read``."""
+        options = parse(self.options)
         chosen(options.table, schema)
         return BatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return the reader for ``spark.readStream``.
-
-        Raises:
-            SourceError: an option or column is wrong, or the table is not the journal: rows of others change in place.
-        """
-        options = self._parsed()
+        """Return the reader for ``spark.readStream``."""
+        options = parse(self.options)
         if options.table.name != tables.journal.name:
             raise SourceError(f"only the journal can be streamed: rows of {options.table.name} change in place")
         chosen(options.table, schema)
         return StreamReader(options, schema)
-
-    def _parsed(self) -> Options:
-        return parse(self.options)

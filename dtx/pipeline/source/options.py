@@ -54,12 +54,9 @@ class Options:
 
 
 def parse(given: Mapping[str, str]) -> Options:
-    """Parse options; Spark may change the case of their names.
-
-    Raises:
-        SourceError: an option is missing, unknown, or out of range.
-    """
+    """Parse options; Spark may change the case of their names."""
     named = {name.lower(): text for name, text in given.items()}
+    default = Waits()
     unknown = sorted(set(named) - set(_KNOWN))
     if unknown:
         raise SourceError(f"unknown option {unknown[0]!r}: there are {', '.join(_KNOWN.values())}")
@@ -68,7 +65,12 @@ def parse(given: Mapping[str, str]) -> Options:
         table=readable(named.get("table") or named.get("path") or "journal"),
         partitions=_number(named, "partitions", None, least=1),
         rows=_number(named, "rowsPerPartition", 1_000_000, least=1),
-        waits=_waits(named),
+        waits=Waits(
+            connect=_number(named, "connectTimeout", default.connect, least=2),
+            statement=_number(named, "statementTimeout", default.statement, least=0),
+            stall=_number(named, "stallTimeout", default.stall, least=1),
+            retries=_number(named, "retries", default.retries, least=0),
+        ),
         batch_rows=_number(named, "maxRowsPerBatch", None, least=1),
         wait_for_away=_word(named, "unavailable", "fail", "wait") == "wait",
         sweep=_number(named, "sweepInterval", 3_600, least=0),
@@ -96,16 +98,6 @@ def _sources(named: Mapping[str, str]) -> dict[str, str]:
         if not name or not isinstance(url, str) or not url.startswith(_SCHEMES):
             raise SourceError(f"the url of source {name!r} does not start with postgresql://")
     return {name: url.replace("postgresql+psycopg://", "postgresql://", 1) for name, url in found.items()}
-
-
-def _waits(named: Mapping[str, str]) -> Waits:
-    default = Waits()
-    return Waits(
-        connect=_number(named, "connectTimeout", default.connect, least=2),
-        statement=_number(named, "statementTimeout", default.statement, least=0),
-        stall=_number(named, "stallTimeout", default.stall, least=1),
-        retries=_number(named, "retries", default.retries, least=0),
-    )
 
 
 def _number(named: Mapping[str, str], name: str, default: _Default, *, least: int) -> int | _Default:

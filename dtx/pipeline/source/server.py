@@ -8,11 +8,11 @@ import functools
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -61,7 +61,7 @@ def sentence(error: BaseException) -> str:
     return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…"
 
 
-def without_name(name: str, error: SourceError) -> str:
+def without_name(name: str, error: SourceError | str) -> str:
     """Return the message of an error about the database *name*, without the name that it begins with."""
     return str(error).removeprefix(f"{name}: ")
 
@@ -88,25 +88,17 @@ class Waits:
     retries: int = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceIdentity:
-    """The identity of a database and its history; a snapshot has no meaning in another one.
-
-    Args:
-        system: identifier of the PostgreSQL cluster, and the oid of the database; a restored dump has another one.
-        timeline: changes with a fail-over and a recovery to a point in time.
-    """
+class SourceIdentity(NamedTuple):
+    """The identity of a database and its history; a snapshot has no meaning in another one."""
 
     system: str
+    """Identifier of the PostgreSQL cluster, and the oid of the database; a restored dump has another one."""
     timeline: int
+    """It changes with a fail-over and a recovery to a point in time."""
 
 
 def conninfo(url: str, waits: Waits, *, statement: int) -> str:
-    """Return the connection string for libpq; *statement* is the limit for a statement in seconds, 0 for no limit.
-
-    Raises:
-        SourceError: libpq does not understand the URL.
-    """
+    """Return the connection string for libpq; *statement* is the limit for a statement in seconds, 0 for no limit."""
     try:
         given = conninfo_to_dict(url)
         options = (
@@ -125,40 +117,22 @@ def conninfo(url: str, waits: Waits, *, statement: int) -> str:
 
 
 class Server:
-    """A connection to one database for short queries; :meth:`close` closes it.
-
-    Raises:
-        SourceAway: the database does not answer.
-        SourceError: libpq does not understand the URL, or the database refuses.
-    """
+    """A connection to one database for short queries; its errors are :class:`SourceError` and :class:`SourceAway`."""
 
     def __init__(self, name: str, url: str, waits: Waits) -> None:
         self.name = name
         self.standby = False
         """Whether the last snapshot was that of a standby, which may lag behind lines that were read elsewhere."""
         with explained(name):
-            self._connection = psycopg.connect(conninfo(url, waits, statement=waits.stall), autocommit=True)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
+            self.connection = psycopg.connect(conninfo(url, waits, statement=waits.stall), autocommit=True)
 
     def rows(self, statement: str) -> list[tuple[Any, ...]]:
-        """Return the rows of *statement*, which must contain only trusted names and literals.
-
-        Raises:
-            SourceAway: the connection was lost, or the error may pass.
-            SourceError: the database refuses the statement.
-        """
+        """Return the rows of *statement*, which must contain only trusted names and literals."""
         with explained(self.name):
-            return self._connection.execute(statement).fetchall()
+            return self.connection.execute(statement).fetchall()
 
     def identity(self) -> SourceIdentity:
-        """Return the identity of the database.
-
-        Raises:
-            SourceError: the database has no journal, or one of a newer dtx.
-        """
+        """Return the identity of the database; refuse it if it has no journal, or one of a newer dtx."""
         system, timeline, oid, journal, versioned = self.rows(_WHAT)[0]
         if not journal:
             raise SourceError(f"{self.name}: there is no journal of dtx here, or no privilege to use its schema")
@@ -177,9 +151,6 @@ class Server:
 
         After a crash, PostgreSQL may give numbers again to new transactions if the WAL records of the earlier ones were
         not on disk. So this waits until all WAL records before the snapshot are on disk.
-
-        Raises:
-            SourceAway: the server does not answer, or has not written its WAL to disk in time.
         """
         text, recorded = self.rows(_SNAPSHOT)[0]
         self.standby = recorded is None
@@ -192,29 +163,20 @@ class Server:
                 time.sleep(_FLUSH_PAUSE)
         return SourceSnapshot.parse(text)
 
-    def lines(self) -> int | None:
-        """Return the number of lines of the journal, ``None`` if there is no journal or it cannot be read."""
-        try:
-            return int(self.rows("SELECT count(*) FROM dtx.journal")[0][0])
-        except SourceError:
-            return None
-
     def _flush(self) -> None:
         """Force the WAL to disk with a commit of a logical message, which changes no table."""
-        with explained(self.name), self._connection.transaction():
-            self._connection.execute("SET TRANSACTION READ WRITE")
-            self._connection.execute("SET LOCAL synchronous_commit = local")
-            self._connection.execute("SELECT pg_logical_emit_message(true, 'dtx', '')")
+        with explained(self.name), self.connection.transaction():
+            self.connection.execute("SET TRANSACTION READ WRITE")
+            self.connection.execute("SET LOCAL synchronous_commit = local")
+            self.connection.execute("SELECT pg_logical_emit_message(true, 'dtx', '')")
 
 
 @contextmanager
 def connected(name: str, url: str, waits: Waits) -> Iterator[Server]:
-    """Open a :class:`Server` for the block, and close it; see there for errors."""
+    """Open a :class:`Server` for the block, and close it."""
     server = Server(name, url, waits)
-    try:
+    with closing(server.connection):
         yield server
-    finally:
-        server.close()
 
 
 def failed(where: str, error: BaseException) -> SourceError:
@@ -234,11 +196,7 @@ def explained(name: str) -> Iterator[None]:
 
 @functools.cache
 def _newest_revision() -> str:
-    """Return the newest revision that this dtx has a migration for.
-
-    Raises:
-        SourceError: the migrations are missing from this installation.
-    """
+    """Return the newest revision that this dtx has a migration for."""
     package = Path(str(files("dtx")))
     for place in (package / "migrations", package.parent / "migrations"):
         found = [path.name.partition("_")[0] for path in (place / "versions").glob("[0-9]*_*.py")]
@@ -268,7 +226,8 @@ def _check(name: str, url: str, waits: Waits) -> Quarantined | None:
             except SourceAway:
                 raise
             except SourceError:
-                count = server.lines()
+                with suppress(SourceError):
+                    count = int(server.rows("SELECT count(*) FROM dtx.journal")[0][0])
                 raise
     except SourceAway as error:
         return Quarantined(

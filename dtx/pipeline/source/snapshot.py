@@ -16,15 +16,7 @@ _MOST: int = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class SourceSnapshot:
-    """A set of transactions that have ended.
-
-    Args:
-        xmax: no transaction from this number on is in the set.
-        under_way: transactions below *xmax* that are not in the set.
-
-    Raises:
-        ValueError: a number is out of range, or not below *xmax*.
-    """
+    """A set of transactions that have ended: all below *xmax* but those of *under_way*."""
 
     xmax: int
     under_way: frozenset[int] = frozenset()
@@ -40,19 +32,14 @@ class SourceSnapshot:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse PostgreSQL's text form.
-
-        Raises:
-            ValueError: *text* is not ``xmin:xmax:xip,…``, or its numbers contradict each other.
-        """
+        """Parse PostgreSQL's text form, or raise :class:`ValueError`."""
         try:
             xmin, xmax, listed = text.split(":")
             found = cls(_number(xmax), frozenset(map(_number, listed.split(","))) if listed else frozenset())
-            lowest = _number(xmin)
+            if _number(xmin) > found.xmin:
+                raise ValueError
         except ValueError:
             raise ValueError(f"not a snapshot of PostgreSQL: {text[:200]!r}") from None
-        if lowest > found.xmin:
-            raise ValueError(f"not a snapshot of PostgreSQL: {text[:200]!r}")
         return found  # xmin may be lower than the first listed number: transactions between have ended
 
     def __str__(self) -> str:

@@ -7,9 +7,9 @@ import pytest
 from pyspark.sql import SparkSession, Window
 from pyspark.sql import functions as sf
 
-from dtx.pipeline.generate import INJECTED, ORDINARY, FleetPlan, generate, write
 from dtx.pipeline.verdicts import PLAIN
 from tests.support.fleets import verdicts_of
+from tests.support.generated_fleet import INJECTED, ORDINARY, FleetPlan, generate, write
 
 
 @pytest.mark.timeout(900)  # the first job of Spark can take a minute on a busy machine

@@ -5,7 +5,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -123,7 +122,7 @@ def test_an_archive_that_dies_is_made_good_by_the_next(
     write(database, 40, rm="other")
     with monkeypatch.context() as patch:
         if dies == "before the commit":
-            patch.setattr("deltalake.write_deltalake", _die)
+            patch.setattr("dtx.pipeline.archive.write_deltalake", _die)
         else:
             patch.setattr(Lake, "note", _die)
         with pytest.raises(KeyboardInterrupt):
@@ -186,11 +185,11 @@ def test_two_that_archive_at_once_do_not_double_a_line(
     real = write_deltalake
 
     def slowly(*given: Any, **more: Any) -> None:
-        monkeypatch.setattr("deltalake.write_deltalake", real)
+        monkeypatch.setattr("dtx.pipeline.archive.write_deltalake", real)
         assert run(tmp_path, database) == 5, "the other one is quicker"
         real(*given, **more)
 
-    monkeypatch.setattr("deltalake.write_deltalake", slowly)
+    monkeypatch.setattr("dtx.pipeline.archive.write_deltalake", slowly)
     with pytest.raises(LakeError, match=r"another process has written .* at the same time: run again"):
         run(tmp_path, database)
     assert in_lake(tmp_path) == journal(database)
@@ -486,11 +485,11 @@ def test_a_commit_based_on_an_older_version_is_refused(tmp_path: Path) -> None:
     """Two programs that give verdicts at the same time: one of them counts."""
     table = Table(str(tmp_path), SCHEMA, "")
     first = table.create()
-    table.commit(first, [], [], run=1)
+    table.commit(first, [], [], {"run": 1})
     for known in (first, table.load()):
         with pytest.raises(LakeError, match="another process has written"):
-            table.commit(known, [], [], run=1)
-    table.commit(table.load(), [], [], run=2)
+            table.commit(known, [], [], {"run": 1})
+    table.commit(table.load(), [], [], {"run": 2})
 
 
 def test_spark_reads_a_session_of_its_own(database: str, tmp_path: Path) -> None:
@@ -568,17 +567,17 @@ def test_files_are_compacted_by_month_despite_gaps(
         write(database, 2)
         write(database, 2, at=MONDAY + timedelta(days=40))
         run(tmp_path, database)
-    swap = Table._swap
+    swap = Table.commit
 
     def late(table: Table, *given: Any, **more: Any) -> None:
         swap(table, *given, **more)
-        monkeypatch.setattr(Table, "_swap", swap)
+        monkeypatch.setattr(Table, "commit", swap)
         if between == "lines are removed":
             Lake(str(tmp_path)).table.remove_before(date(2026, 6, 1), "at", dry_run=False)
         else:
             DeltaTable(tmp_path).optimize.compact()
 
-    monkeypatch.setattr(Table, "_swap", late)
+    monkeypatch.setattr(Table, "commit", late)
     maintain(str(tmp_path))
     assert in_lake(tmp_path) == ([] if between == "lines are removed" else journal(database))
 
@@ -628,7 +627,7 @@ def test_a_restored_database_is_archived_after_it_was_ordered(
     write(database, 3)
     run(tmp_path, database)
     identity = Server.identity
-    monkeypatch.setattr(Server, "identity", lambda self: replace(identity(self), system="another"))
+    monkeypatch.setattr(Server, "identity", lambda self: identity(self)._replace(system="another"))
     shutil.rmtree(tmp_path / "_checkpoints")
     refused = result_of(tmp_path, database).error
     assert refused is not None

@@ -57,7 +57,7 @@ def test_a_migration_that_dies_is_repeated(older: Path, database: str, monkeypat
     def die(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    for place in ("deltalake.write_deltalake", "dtx.pipeline.files.Files.remove"):
+    for place in ("dtx.pipeline.migration.write_deltalake", "dtx.pipeline.files.Files.remove"):
         with monkeypatch.context() as patch:
             patch.setattr(place, die)
             with pytest.raises(KeyboardInterrupt):

@@ -18,7 +18,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 def test_the_example_is_a_fleet(tmp_path: Path) -> None:
-    fleet = load(written(tmp_path, EXAMPLE), _SECRETS)
+    fleet = load(written(tmp_path, EXAMPLE.read_text()), _SECRETS)
     assert fleet.sources() == {"bank-a": {"name": "bank-a", "url": "postgresql://reader:one@bank-a/dtx"}}
     assert [(log.name, log.format) for log in fleet.decisions] == [("orders", "dtx"), ("batch", "atomikos")]
     assert fleet.orphan_after == timedelta(hours=1)
@@ -33,7 +33,7 @@ def test_relative_paths_begin_where_the_file_is_and_addresses_stay(tmp_path: Pat
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        ('form = "delta"', "form is no longer a setting: a lake is a Delta table, see dtx pipeline migrate-lake"),
+        ('form = "delta"', "form: Extra inputs are not permitted"),
         ("lakes = 1", "lakes: Extra inputs are not permitted"),
         ('[[database]]\nname = "a"\nurl = "mysql://h/d"', "database.0.url: does not start with postgresql://"),
         ('[[participant]]\nname = "a"\nurl = "file:x"', "does not start with postgresql:// or mysql://"),

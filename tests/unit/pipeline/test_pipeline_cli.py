@@ -112,7 +112,6 @@ def test_without_a_fleet_a_sentence_names_the_remedy(here: Path) -> None:
         (("report", "--set", "colour=blue"), "is not spark.NAME=VALUE"),
         (("archive", "--interval", "soon"), "is not a duration"),
         (("retain", "--keep", "99999999d"), "--keep reaches back too far"),
-        (("generate", "x", "--transactions", "5", "--anomalies", "9"), "anomalies of each of"),
     ],
 )
 def test_wrong_options_are_reported_immediately(here: Path, words: tuple[str, ...], sentence: str) -> None:
@@ -163,7 +162,6 @@ sys.exit(run(["pipeline", *sys.argv[1:]]))
         ("report",),
         ("migrate-lake",),
         ("retain", "--keep", "1d"),
-        ("generate", "x"),
     ],
     ids=lambda words: words[0],
 )

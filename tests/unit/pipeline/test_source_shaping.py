@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
 from dtx.pipeline.source.batch_reader import shaped
-from dtx.pipeline.source.columns import ColumnKind, Readable, arrow_schema
+from dtx.pipeline.source.columns import Readable, arrow_schema
 
-TABLE = Readable(
-    "journal", {"id": ColumnKind.UUID, "xid8": ColumnKind.XID8, "at": ColumnKind.TIME, "rm": ColumnKind.TEXT}
-)
+TABLE = Readable("journal", {"id": "uuid", "xid8": "xid8", "at": "timestamp", "rm": "string"})
 TARGET = arrow_schema(TABLE.schema)
 ROW = st.tuples(
     st.none() | st.uuids(),

@@ -250,9 +250,9 @@ def test_clocks_that_differ_change_no_verdict(case: str) -> None:
 
 
 def test_every_verdict_has_one_rule_and_a_case() -> None:
-    assert [rule.verdict for rule in RULES] == list(Verdict)
+    assert list(RULES) == list(Verdict)
     assert {verdict for verdict, _ in CASES.values()} == set(Verdict) - {Verdict.NOT_ARCHIVED}
-    assert all(rule.sentence.endswith(".") for rule in RULES)
+    assert all(sentence.endswith(".") for sentence in RULES.values())
 
 
 def test_every_event_and_outcome_of_the_journal_has_a_mark() -> None:

@@ -9,7 +9,7 @@ the same xid, as some transaction managers do.
 """
 
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Final
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from dtx.log.records import JournalEvent
-from dtx.pipeline.verdicts import MICROS, Choice, Rules, SourceKind, Verdict
+from dtx.pipeline.verdicts import MICROS, Choice, Rules, SourceKind, Verdict, micros_of
 from dtx.xa.codes import Heuristic
 
 OPERATOR: Final = "operator"
@@ -273,8 +273,7 @@ class FleetPlan:
     @property
     def rules(self) -> Rules:
         """The parameters of its verdicts: every dtx was read after the lake."""
-        as_of = (self.as_of - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
-        return Rules(as_of=as_of, asked=frozenset(f"db{number}" for number in range(self.databases)))
+        return Rules(as_of=micros_of(self.as_of), asked=frozenset(f"db{number}" for number in range(self.databases)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
