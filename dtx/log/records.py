@@ -427,7 +427,7 @@ class SettledCopy:
 
 @value
 class SettlementsWrite:
-    """Settlements. The first one of a message in a queue stays, later ones have no effect."""
+    """Settlements. The first one of a message in a queue stays; only one of a moved message replaces it."""
 
     settlements: tuple[SettledCopy, ...]
     change: ClassVar[None] = None

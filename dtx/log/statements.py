@@ -31,6 +31,7 @@ from dtx.log import tables
 from dtx.log.changes import Change, Define, Slot, Store, mark, marks, pack_slots
 from dtx.log.records import (
     EXCLUSIVE,
+    MOVED,
     WITH_OUTCOME,
     Advance,
     CompleteWrite,
@@ -343,6 +344,15 @@ INSERT_JOURNAL: Final = Statement(b"insert_journal", insert("journal", (_ID, *JO
 PUT_SETTLEMENT: Final = Statement(
     b"put_settlement", insert("settlement", SETTLEMENT, "ON CONFLICT DO NOTHING"), SETTLEMENT, proof=PROOF
 )
+# In every other case, the first settlement stays.
+PUT_MOVED: Final = Statement(
+    b"put_moved",
+    f"INSERT INTO dtx.settlement (rm, {', '.join(column.name for column in SETTLEMENT)}) "
+    f"SELECT DISTINCT ON (u.branch_id, u.position, u.vhost, u.queue) $1::text, u.* FROM {unnest(SETTLEMENT)} "
+    "WHERE $2::bigint >= 0 ON CONFLICT (branch_id, position, vhost, queue) "
+    "DO UPDATE SET attempt = excluded.attempt, digest = excluded.digest, at = excluded.at",
+    SETTLEMENT,
+)
 PUT_DUPLICATE: Final = Statement(
     b"put_duplicate", insert("duplicate", DUPLICATE, "ON CONFLICT DO NOTHING"), DUPLICATE, proof=PROOF
 )
@@ -430,6 +440,7 @@ STATEMENTS: Final = (
     PUT_HEURISTIC,
     INSERT_JOURNAL,
     PUT_SETTLEMENT,
+    PUT_MOVED,
     PUT_DUPLICATE,
     PUT_BODY,
     PUT_MESSAGE,
@@ -613,7 +624,9 @@ def bind_group(
             case NoteWrite():
                 _line(rows, record.journal, line_id)
             case SettlementsWrite():
-                rows[PUT_SETTLEMENT] += map(_settlement_values, record.settlements)
+                for settlement in record.settlements:
+                    statement = PUT_MOVED if settlement.attempt == MOVED else PUT_SETTLEMENT
+                    rows[statement].append(_settlement_values(settlement))
             case DuplicateWrite():
                 rows[PUT_DUPLICATE].append(_duplicate_values(record.duplicate))
             case Define():

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final, assert_never
 
 from dtx.log.api import LogError, TransactionLog
-from dtx.log.records import Fate, Unit, UnitState, WorkKind, WorkRow
+from dtx.log.records import BranchRecord, Fate, Unit, UnitState, WorkKind, WorkRow
 from dtx.manager.branch_persistence import DTX, BrokerPersistence, log_failed
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.store.api import Applied, BrokerStore, PhaseTwo, Refused, Returned, UnitOutcome, UnitProgress
@@ -15,7 +15,7 @@ from dtx.telemetry import Metrics, get_logger
 from dtx.xa.model import Event, Happened, Operation, State
 
 _log = get_logger(part="manager")
-_UNDOING: Final = (State.ROLLING_BACK, State.HEURISTIC_ROLLING_BACK)
+UNDOING: Final = (State.ROLLING_BACK, State.HEURISTIC_ROLLING_BACK)
 
 
 class BrokerEffects:
@@ -129,7 +129,7 @@ class BrokerEffects:
         if not entry.settled and not entry.may_repeat:
             return ()
         rows = entry.cached if entry.cached is not None else await self.read_work(entry)
-        kind = WorkKind.CONSUME if entry.branch.state in _UNDOING else WorkKind.PUBLISH
+        kind = WorkKind.CONSUME if entry.branch.state in UNDOING else WorkKind.PUBLISH
         found = {
             item.position: Fate.UNSURE for item in rows if entry.may_repeat and item.kind is kind and item.fate is None
         }
@@ -174,6 +174,7 @@ class BrokerEffects:
             size=record.bytes,
             work=work,
             assign=partial(self._durable.assign, entry),
+            unsure=unsure_units(record),
         )
 
     async def read_work(self, entry: BranchRuntime) -> Sequence[WorkRow]:
@@ -186,6 +187,11 @@ class BrokerEffects:
             return await self._log.read_work(entry.id)
         except LogError as error:
             raise log_failed(error, "reading the messages", entry.xid) from error
+
+
+def unsure_units(record: BranchRecord) -> frozenset[int]:
+    """The units of a decided branch that have perhaps taken their messages: the log has no outcome of them."""
+    return frozenset(unit.number for unit in record.units if unit.number and unit.state is UnitState.PENDING)
 
 
 def _not_taken(entry: BranchRuntime) -> list[Unit]:

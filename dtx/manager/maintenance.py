@@ -16,6 +16,7 @@ from dtx.log.api import LogError, TransactionLog
 from dtx.manager.branch_persistence import DTX, BranchPersistence
 from dtx.manager.branch_runtime import TAKING, UNFINISHED, BranchRuntime
 from dtx.manager.branches import Branches
+from dtx.manager.broker import UNDOING, unsure_units
 from dtx.manager.effects import Effects, Reply
 from dtx.manager.limits import Limits
 from dtx.store.slices import in_slices
@@ -116,14 +117,14 @@ class Maintenance:
         _log.info("branches loaded", in_doubt=len(self._branches) - len(pending), unfinished=len(pending))
 
     async def takings_decided(self, seconds: float) -> None:
-        """Wait until no branch is in the state taking any more, at most *seconds*.
+        """Wait until all messages that branches have perhaps taken are taken or put back, at most *seconds*.
 
-        Then it is known which messages are put back, so that no client gets one of them from its queue as well.
+        Then no client gets a message from its queue that is put back as well.
         """
-        taking = [entry for entry in self._branches if entry.branch.state in TAKING]
+        undecided = [entry for entry in self._branches if _is_undecided(entry)]
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while any(entry.branch.state in TAKING for entry in taking):  # noqa: ASYNC110 - seldom, and few
+                while any(map(_is_undecided, undecided)):  # noqa: ASYNC110 - seldom, and few
                     await asyncio.sleep(_POLL)
 
     async def _resume_operation(self, entry: BranchRuntime) -> None:
@@ -237,3 +238,11 @@ def _log_error(entry: BranchRuntime) -> Reply:
             _log.warning("branch could not be finished", xid=entry.xid, vhost=entry.vhost, reason=answer.reason)
 
     return reply
+
+
+def _is_undecided(entry: BranchRuntime) -> bool:
+    """Whether clients may get a message from its queue that the branch puts back, or has taken."""
+    if entry.branch.state not in UNDOING:
+        return entry.branch.state in TAKING
+    record = entry.record
+    return record is not None and bool(unsure_units(record)) and not record.stuck and not entry.applied

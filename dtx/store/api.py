@@ -51,6 +51,7 @@ class PhaseTwo:
         size: bytes of all messages of the branch.
         work: reads the work of the branch, from memory or from the log.
         assign: makes a new unit durable before it is sent, and the messages that it sends again.
+        unsure: numbers of the units that have perhaps not taken the messages that are put back.
         repeated: whether messages may already be in their queues, and are sent again with the same ``x-dtx-id``. The
             store sets it as soon as it knows, whatever the result is.
     """
@@ -62,6 +63,7 @@ class PhaseTwo:
     size: int
     work: Callable[[], Awaitable[Sequence[WorkRow]]]
     assign: Callable[[Unit, Sequence[Replay]], Awaitable[None]]
+    unsure: frozenset[int] = frozenset()
     repeated: bool = False
 
 

@@ -118,6 +118,17 @@ async def test_a_message_that_was_moved_stays_known(log: MessageLog) -> None:
     assert (await log.load_copies()).settlements == (moved,)
 
 
+async def test_a_moved_message_replaces_an_earlier_settlement(log: MessageLog) -> None:
+    """A client has settled a copy, the broker has delivered it again, and a branch has perhaps taken it."""
+    branch = a_branch()
+    await log.write(an_insert(branch))
+    await log.write(settled(a_settlement(branch)))
+    moved = a_settlement(branch, attempt=MOVED)
+    records = [settled(moved, moved), settled(a_settlement(branch)), settled(moved)]
+    await asyncio.gather(*(log.write(record) for record in records))
+    assert (await log.load_copies()).settlements == (moved,)
+
+
 async def test_a_duplicate_is_kept_once_with_its_contents(log: MessageLog) -> None:
     branch, other = a_branch(), a_branch()
     duplicate, third = a_duplicate(branch), a_duplicate(branch, attempt=3, properties=b"", body=b"")

@@ -279,6 +279,8 @@ class MemoryLog:
             _check_copy(settlement.position, settlement.attempt)
         for settlement in record.settlements:
             key = (settlement.branch_id, settlement.position, settlement.vhost, settlement.queue)
+            if settlement.attempt == MOVED:
+                self.database.settlements[key] = self._rm, settlement
             self.database.settlements.setdefault(key, (self._rm, settlement))
 
     def _archive(self, row: _Row, at: float) -> None:

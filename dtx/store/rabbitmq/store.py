@@ -143,9 +143,12 @@ class RabbitStore:
 
     def _doubt(self, vhost: str, work: Sequence[WorkRow]) -> list[MovedMessage]:
         """Note messages that a branch has perhaps taken: it may put them back."""
-        found = [moved for item in work if (moved := self.copies.movable(vhost, item)) is not None]
+        found = self._movable(vhost, work)
         self.copies.doubt(found)
         return found
+
+    def _movable(self, vhost: str, work: Sequence[WorkRow]) -> list[MovedMessage]:
+        return [moved for item in work if (moved := self.copies.movable(vhost, item)) is not None]
 
     async def restore(self, duplicate: Duplicate) -> None:
         """See :meth:`CommitConnection.restore`."""
@@ -163,10 +166,10 @@ class RabbitStore:
     async def put_back(self, phase: PhaseTwo) -> Applied | Refused:
         """See :class:`~dtx.store.api.BrokerStore`."""
         self.copies.begin(phase.branch_id)
-        perhaps_taken = self._perhaps_taken.pop(phase.branch_id, ())
-        if perhaps_taken:
-            await self._record(self.copies.move(perhaps_taken))
-            self.copies.end_doubt(perhaps_taken)
+        if phase.unsure:
+            unsure = [item for item in await phase.work() if item.unit in phase.unsure]
+            await self._record(self.copies.move(self._movable(phase.vhost, unsure)))
+        self.copies.end_doubt(self._perhaps_taken.pop(phase.branch_id, ()))
         return await self.commit_connection(phase.vhost).put_back(phase)
 
     def logged(self, vhost: str, unit: Unit) -> None:

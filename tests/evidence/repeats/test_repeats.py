@@ -83,7 +83,10 @@ class Getter(Worker):
 
 
 class NoAck(Worker):
-    """Consumes without acknowledgements: a delivery is a consumption."""
+    """Consumes without acknowledgements: a delivery is a consumption.
+
+    RabbitMQ forgets a message when it sends it. So those are lost that dtx, or its socket, has when it is killed.
+    """
 
     queue = "without acks"
 
@@ -210,7 +213,11 @@ def test_repeats_without_trusted_receipts(
     for queue, ledger in ledgers.items():
         figures(**{f"copies seen through dtx, {queue}": ledger.repeated})
     assert published.audit(Counter(set(raw))) == []
-    assert [fault for ledger in ledgers.values() for fault in ledger.audit(Counter())] == []
+    found = {queue: ledger.audit(Counter()) for queue, ledger in ledgers.items()}
+    in_flight = [fault for fault in found[NoAck.queue] if fault.endswith(" is lost")]
+    found[NoAck.queue] = [fault for fault in found[NoAck.queue] if fault not in in_flight]
+    figures(**{f"lost in flight, {NoAck.queue}": len(in_flight)})
+    assert {queue: faults for queue, faults in found.items() if faults} == {}
 
 
 def faults(published: Ledger, ledgers: dict[str, Ledger]) -> list[str]:

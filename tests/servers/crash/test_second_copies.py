@@ -254,25 +254,37 @@ def test_a_message_that_was_put_back_twice_is_consumed_once(stage: Stage) -> Non
     wait_until(lambda: stage.held("out") == 0, what="an empty queue")
 
 
-@pytest.mark.parametrize("dies_again", [False, True], ids=["dies once", "dies twice"])
-def test_no_client_gets_a_message_that_a_restart_puts_back(stage: Stage, dies_again: bool) -> None:
-    """Clients are served when it is known that the message in the queue is not needed. The log knows that, too."""
-    with stage.connected() as connection:
-        xa, xid = work(connection.channel(), publish={"out": [b"one"]})
-        xa.commit(xid, one_phase=True)
+@pytest.mark.parametrize("dies_again", ["", "before", "behind"])
+@pytest.mark.parametrize("copies", [1, 2])
+def test_no_client_gets_a_message_that_a_restart_puts_back(stage: Stage, copies: int, dies_again: str) -> None:
+    """Clients are served when it is known that the message in the queue is not needed. The log knows that, too.
+
+    dtx may die again *before* it puts the message back, or *behind* that.
+    """
+    if copies == 2:
+        commits_twice(stage, b"one")
+    else:
+        with stage.connected() as connection:
+            xa, xid = work(connection.channel(), publish={"out": [b"one"]})
+            xa.commit(xid, one_phase=True)
     stage.service.stop()
-    armed(stage, "taking-acked")
+    armed(stage, "taking-committed" if copies == 2 else "taking-acked")
     stage.service.start()
     with stage.connected() as connection:
         xa, xid = work(connection.channel(), consume={"out": 1})
         with pytest.raises(Exception):  # noqa: B017 - the connection ends in one of several ways
             xa.prepare(xid)
     stage.service.wait(10)
+    if dies_again == "before":
+        armed(stage, "put-back-before")
+        with suppress(Exception):
+            stage.service.start()
+        stage.service.wait(10)
     armed(stage)
     stage.service.start()
     with psycopg.connect(stage.database) as database:
-        assert database.execute("SELECT gtrid FROM dtx.branch WHERE state = 'taking'").fetchall() == []
-    if dies_again:
+        assert database.execute("SELECT gtrid FROM dtx.branch").fetchall() == []
+    if dies_again == "behind":
         stage.wait_for_end()
         stage.service.kill9()
         stage.service.start()
