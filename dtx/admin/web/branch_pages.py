@@ -23,7 +23,7 @@ from dtx.admin.web.page_request import Fields, Visit, Visitor, build, read_form,
 from dtx.admin.web.rendering import HEADERS, address, redirect_to
 from dtx.auth.roles import OperatorRole
 from dtx.config.values import parse_duration
-from dtx.log.pages import Sort, branch_count
+from dtx.log.pages import Sort, branch_count, journal_count
 from dtx.log.records import JournalEvent, LogState
 from dtx.xa.answers import answers
 from dtx.xa.codes import Heuristic, XaError
@@ -449,14 +449,14 @@ async def show_transaction(visit: Visitor, gtrid: Annotated[str, Query(max_lengt
     """The journal of all branches of one global transaction."""
     query = PastQuery(cursor=cursor or None)
     found = await routes_read.show_transaction(visit.who, visit.context, gtrid, query)
-    branches = sorted({(line.xid, line.vhost) for line in found.lines})
+    asked = routes_read.journal_filter(visit.context.rm, forms.XidQuery(gtrid=gtrid))
     readable = Xid(0, bytes.fromhex(gtrid)).readable
     return visit.show(
         "transaction.html",
         gtrid=gtrid,
         readable=None if readable is None else readable.removesuffix("/"),
         lines=found.lines,
-        branches=branches,
+        total=await total(visit, found.lines, cursor, found.cursor, lambda log: journal_count(log, asked)),
         more=address("transaction", gtrid=gtrid, cursor=found.cursor) if found.cursor else None,
         live="journal",
     )

@@ -1,6 +1,6 @@
 """The series of the overview: the last ten minutes, hour and eight hours, in memory.
 
-A reading is made every five seconds. Each window keeps at most 120 points, and a point of a longer window is computed
+A reading is made every six seconds. Each window keeps at most 100 points, and a point of a longer window is computed
 from the readings of its time: the mean of rates, the highest of others, the lowest of free space. So the memory of
 dtx for them is fixed. A window has a gap where a number was not known, for example while this dtx stood by.
 """
@@ -14,7 +14,8 @@ from typing import Final
 
 from dtx.admin.safe_text import human_duration, human_size
 
-POINTS: Final = 120
+READING_SECONDS: Final = 6.0
+POINTS: Final = 100
 """Points of a window."""
 WINDOWS: Final = {"10m": 600.0, "1h": 3600.0, "8h": 8 * 3600.0}
 """Seconds of each window, by its name in addresses."""
@@ -120,7 +121,7 @@ class Window:
 
     def add(self, at: float, values: tuple[float | None, ...]) -> None:
         """Add a reading, in the order of :data:`_FOLDS`."""
-        if self._begun is None or at - self._begun >= self._step:
+        if self._begun is None or at - self._begun >= self._step - READING_SECONDS / 2:  # readings come a little late
             if self._begun is not None:
                 self._points.append((self._begun, self._folded()))
             self._begun, self._readings = at, []
@@ -197,7 +198,7 @@ def draw(window: Window, now: float, *, standalone: bool) -> list[DrawnChart]:
         now: seconds of the monotonic clock.
         standalone: whether dtx is in standalone mode.
     """
-    points = window.points()
+    points = [point for point in window.points() if now - point[0] <= window.seconds]
     return [_drawn(chart, points, window, now) for chart in CHARTS if standalone or not chart.standalone]
 
 
@@ -214,7 +215,7 @@ def _drawn(
             if value is None:
                 pieces.append([])
             else:
-                left = WIDTH * max(0.0, 1 - (now - at) / window.seconds)
+                left = WIDTH * (1 - (now - at) / window.seconds)
                 pieces[-1].append(f"{left:.1f},{HEIGHT * (1 - value / top):.1f}")
         of_line = [value for _, values in points if (value := values[line.name]) is not None]
         latest = points[-1][1][line.name] if points else None

@@ -21,7 +21,7 @@ from dtx.admin.identity import Identity
 from dtx.admin.problems import Problem
 from dtx.admin.rabbitmq_rows import View, resident
 from dtx.admin.routes_read import status
-from dtx.admin.web.history import History
+from dtx.admin.web.history import READING_SECONDS, History
 from dtx.auth.roles import OperatorRole
 from dtx.log import pages
 from dtx.log.pages import JournalFilter
@@ -31,8 +31,7 @@ BEAT_SECONDS: Final = 2.0
 """Seconds between two queries of the state."""
 MOST_WATCHERS: Final = 100
 """Open pages at most. They count as requests under way, of which the API permits 200."""
-_SAMPLE_SECONDS: Final = 5.0
-_SAMPLES: Final = 14
+_SAMPLES: Final = 12
 """Samples of a minute, and the one before it."""
 _SHARE: Final = 20
 """Queries may take one twentieth of the time: if they take longer, there are fewer of them."""
@@ -242,7 +241,7 @@ class LiveUpdates:
         while not self._closed.is_set():
             now = time.monotonic()
             try:
-                if now - sampled >= _SAMPLE_SECONDS:
+                if now - sampled >= READING_SECONDS - BEAT_SECONDS / 2:
                     sampled = now
                     await self._sample(now)
                 if self._watchers:

@@ -2,15 +2,15 @@
 
 import pytest
 
-from dtx.admin.web.history import CHARTS, HEIGHT, POINTS, WIDTH, History, ago, draw, scale_end
+from dtx.admin.web.history import CHARTS, HEIGHT, POINTS, READING_SECONDS, WIDTH, History, ago, draw, scale_end
 from dtx.admin.web.live_updates import Sample, rates_between
 
 
 def filled(seconds: int, **numbers: float | None) -> History:
-    """Readings of that many seconds, one every five seconds."""
+    """Readings of that many seconds, each a little late."""
     history = History()
-    for at in range(0, seconds, 5):
-        history.add(float(at), numbers)
+    for number in range(int(seconds / READING_SECONDS)):
+        history.add(number * READING_SECONDS * 1.001, numbers)
     return history
 
 
@@ -20,30 +20,31 @@ def test_each_window_keeps_a_fixed_number_of_points() -> None:
     for window in history.windows.values():
         points = window.points()
         assert len(points) == POINTS + 1, "the last one is not complete yet"
-        assert points[-1][0] - points[0][0] == window.seconds
+        assert points[-1][0] - points[0][0] == pytest.approx(window.seconds, rel=0.02)
+        assert len(draw(window, points[-1][0], standalone=False)[1].lines[0].pieces[0].split()) in {POINTS, POINTS + 1}
 
 
 def test_points_of_a_longer_window_are_folded() -> None:
     """Rates: the mean. In doubt: the highest. Free space: the lowest. Unknown numbers do not count."""
     history = History()
-    for second in range(0, 35, 5):
+    for second in range(0, 42, 6):
         reading = {"branches": float(second), "in_doubt": float(second), "disk": 100.0 - second}
-        history.add(float(second), reading | ({"memory": 7.0} if second == 10 else {}))
+        history.add(float(second), reading | ({"memory": 7.0} if second == 12 else {}))
     (at, first), _ = history.windows["1h"].points()
     assert at == 0.0
-    assert (first["branches"], first["in_doubt"], first["disk"], first["memory"]) == (12.5, 25.0, 75.0, 7.0)
+    assert (first["branches"], first["in_doubt"], first["disk"], first["memory"]) == (15.0, 30.0, 70.0, 7.0)
     assert first["lag"] is None
     assert len(history.windows["10m"].points()) == 7
 
 
 def test_a_line_has_a_gap_where_a_number_is_unknown() -> None:
     history = History()
-    for at, number in ((0.0, 1.0), (5.0, 2.0), (10.0, None), (15.0, 4.0)):
+    for at, number in ((0.0, 1.0), (6.0, 2.0), (12.0, None), (18.0, 4.0)):
         history.add(at, {"in_doubt": number})
-    chart = next(chart for chart in draw(history.windows["10m"], 15.0, standalone=False) if "doubt" in chart.title)
+    chart = next(chart for chart in draw(history.windows["10m"], 18.0, standalone=False) if "doubt" in chart.title)
     (line,) = chart.lines
     first, second = line.pieces
-    assert first == f"{WIDTH * 585 / 600:.1f},{HEIGHT * 0.8:.1f} {WIDTH * 590 / 600:.1f},{HEIGHT * 0.6:.1f}"
+    assert first == f"{WIDTH * 582 / 600:.1f},{HEIGHT * 0.8:.1f} {WIDTH * 588 / 600:.1f},{HEIGHT * 0.6:.1f}"
     assert second == f"{WIDTH:.1f},{HEIGHT * 0.2:.1f} {WIDTH:.1f},{HEIGHT * 0.2:.1f}", "a point alone is seen, too"
     assert (chart.top, chart.middle, line.now, line.extreme) == ("5", "2.5", "4", "at most 4")
 

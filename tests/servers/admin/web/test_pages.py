@@ -120,7 +120,7 @@ def test_a_branch_of_many_messages_is_shown_in_pieces(tour: Tour, site: Standalo
     expect(olga.page.locator("#live-messages tbody td").first).to_have_text("100")
     olga.open(f"branch?xid={xid}&from=200")
     assert olga.page.locator("#live-messages tbody tr").count() == 50
-    expect(olga.page.locator("#live-messages caption")).to_have_text("Messages 200 to 249")
+    expect(olga.page.locator("#live-messages caption")).to_have_text("Messages 200 to 249 of 250")
     assert olga.page.get_by_role("link", name="Next messages").count() == 0
     olga.follow("Previous messages")
     expect(olga.page.locator("#live-messages tbody td").first).to_have_text("100")
