@@ -85,6 +85,16 @@ def _latency(seconds: float | None) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
+def _number(value: int) -> Markup:
+    # Markup, because _finalize would escape the narrow space.
+    return Markup("{}").format(f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}"))
+
+
+def _rate(per_second: float) -> str:
+    """Two digits below ten, else a whole number; small rates are not shown as zero."""
+    return f"{per_second:.2g}" if 0 < per_second < 9.95 else _number(round(per_second))
+
+
 def _short(xid: str) -> str:
     """An xid for lists, without the middle of long parts."""
     return ":".join(part if len(part) <= _LONG else f"{part[:16]}…{part[-8:]}" for part in xid.split(":"))
@@ -124,11 +134,11 @@ def _environment() -> Environment:
         short=_short,
         readable=_readable,
         name=_name,
+        number=_number,
+        rate=_rate,
         flat=flat,
         typed=escape,  # for fields of several lines: _finalize would escape line ends, too
     )
-    # Markup, because _finalize would escape the narrow space.
-    found.filters["number"] = lambda value: Markup("{}").format(f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}"))
     found.globals.update(
         address=address,
         static=lambda name: f"{PAGES}/static/{name}?v={static_version(name)}",

@@ -201,3 +201,11 @@ def test_typed_properties_that_are_no_object_are_refused(text: str, reason: str)
 def test_a_field_of_several_lines_keeps_its_line_ends() -> None:
     page = _environment_of_pages.from_string("{{ text | typed }} {{ text }}")
     assert page.render(text="<a>\n\tb") == "&lt;a&gt;\n\tb &lt;a&gt;\\n\\tb"
+
+
+@pytest.mark.parametrize(
+    ("rate", "shown"),
+    [(0.0, "0"), (0.02, "0.02"), (2.46, "2.5"), (9.96, "10"), (12345.6, "12\N{NARROW NO-BREAK SPACE}346")],
+)
+def test_a_rate_has_few_digits_but_is_not_zero(rate: float, shown: str) -> None:
+    assert _environment_of_pages.from_string("{{ rate | rate }}").render(rate=rate) == shown

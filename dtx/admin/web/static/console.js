@@ -108,6 +108,7 @@ let seen;
 let paused = false;
 let busy = false;
 let wanted = false;
+let pauseUntil = 0; // pages that take long are updated less often: dtx makes them a fifth of the time at most
 
 const tell = (text, good) => {
   word.textContent = text;
@@ -134,6 +135,7 @@ const exchange = (old, fresh) => {
 const refresh = async () => {
   if (busy) { wanted = true; return; }
   busy = true;
+  const begun = performance.now();
   try {
     const answer = await fetch(location.href, { headers: { Accept: "text/html", "X-Dtx-Part": "live" } });
     if (answer.redirected) { stop(); tell("signed out: reload to sign in", false); say("Signed out"); return; }
@@ -153,6 +155,7 @@ const refresh = async () => {
     if (!paused) tell("dtx does not answer", false);
   } finally {
     busy = false;
+    pauseUntil = performance.now() + 4 * (performance.now() - begun);
     if (wanted && !paused) refresh();
     wanted = false;
   }
@@ -165,10 +168,11 @@ const start = () => {
   source = new EventSource(document.body.dataset.events);
   source.addEventListener("beat", (event) => {
     const now = JSON.parse(event.data)[watched];
-    const changed = seen !== now; // true for the first event too: data may have changed since the page was loaded
-    seen = now;
     tell("live", true);
-    if (changed) refresh();
+    // Different for the first event too: data may have changed since the page was loaded.
+    if (seen === now || busy || performance.now() < pauseUntil) return;
+    seen = now;
+    refresh();
   });
   source.addEventListener("signed-out", () => { stop(); tell("signed out: reload to sign in", false); say("Signed out"); });
   source.addEventListener("error", () => {

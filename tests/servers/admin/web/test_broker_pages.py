@@ -70,9 +70,13 @@ def test_queues_are_listed_sorted_and_filtered(site: StandaloneStage, guest: Vis
         guest.follow("Search", "button")
         expect(guest.page.locator("caption")).to_have_text("10 queues of 52")
         assert names(guest)[0] == "queue-30"
-        channel.basic_publish("", "queue-31", b"y")
-        channel.basic_publish("", "queue-31", b"y")
-        expect(guest.page.locator("tr", has_text="queue-31").locator("td[data-label=Ready]")).to_have_text("2")
+        for _ in range(60):
+            channel.basic_publish("", "queue-31", b"y")
+        row = guest.page.locator("tr", has_text="queue-31")
+        expect(row.locator("td[data-label=Ready]")).to_have_text("60")
+        expect(row.locator("td[data-label='Published/s']")).not_to_have_text("0", timeout=20_000)
+        guest.page.get_by_role("columnheader", name="Published/s").get_by_role("link").click()
+        expect(guest.page.locator("th[aria-sort=descending]")).to_contain_text("Published/s")
     assert guest.open("queues?page=999").ok
     assert names(guest) == ["queue-50", "queue-51"], "the list has become shorter: its last page"
     assert guest.open("queues?sort=weight").status == 422
