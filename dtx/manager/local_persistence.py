@@ -213,6 +213,8 @@ class LocalPersistence(BranchPersistence):
         for publish in entry.plan.unroutable if entry.plan is not None else ():
             if publish.origin is not None:
                 publish.origin.returned(_as_work(publish), _NO_ROUTE, b"NO_ROUTE")
+            else:
+                self._store.dropped()
             _log.info(
                 "message could not be routed",
                 xid=entry.xid,

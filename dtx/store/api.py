@@ -166,6 +166,9 @@ class LocalStore(MessageStore, Protocol):
     def committed(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
         """The commit is durable: show the published messages, and drop the consumed ones."""
 
+    def dropped(self) -> None:
+        """Count a message of a committed branch that no queue takes, and that does not return to its publisher."""
+
     def rolled_back(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
         """The roll-back is durable: return consumed messages to their places in their queues, drop published ones."""
 

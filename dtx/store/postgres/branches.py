@@ -243,6 +243,10 @@ class StoredBranches:
         if failpoint.armed:
             failpoint.at(Point.SHOWN_AFTER)
 
+    def dropped(self) -> None:
+        """See :class:`dtx.store.api.LocalStore`."""
+        self.counts.drop_unroutable += 1
+
     def rolled_back(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
         """See :class:`dtx.store.api.LocalStore`."""
         if failpoint.armed:

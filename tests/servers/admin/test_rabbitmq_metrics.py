@@ -210,14 +210,14 @@ def test_messages_of_a_branch_count_when_it_commits(alone: StandaloneStage) -> N
     alone.fill("q", b"1")
     start = numbers(boss.get("/metrics"))
     with alone.connected() as connection:
-        published = {"q": [b"2", b"3"]}
+        published = {"q": [b"2", b"3"], "nowhere": [b"4"]}
         xa, xid = work(connection.channel(), publish=published, consume={"q": 1})
         assert xa.prepare(xid) is XaFlag.OK
         voted = numbers(boss.get("/metrics"))
-        assert moved(start, voted) == {"received_total": 2, "delivered_total": 1, "delivered_get_manual_ack_total": 1}
+        assert moved(start, voted) == {"received_total": 3, "delivered_total": 1, "delivered_get_manual_ack_total": 1}
         xa.commit(xid)
     committed = moved(voted, numbers(boss.get("/metrics")))
-    assert committed == {"routed_total": 2, "acknowledged_total": 1}
+    assert committed == {"routed_total": 2, "acknowledged_total": 1, "unroutable_dropped_total": 1}
 
 
 def test_messages_of_amqp_1_0_are_counted(alone: StandaloneStage) -> None:

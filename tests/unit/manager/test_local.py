@@ -37,6 +37,8 @@ class Ledger:
     promised: set[Slot] = field(default_factory=set)
     """Planned, and neither committed nor rolled back yet."""
     position: int = 100
+    lost: int = 0
+    """Messages for no queue."""
 
     async def open(self) -> None: ...
 
@@ -73,6 +75,9 @@ class Ledger:
         self.promised -= set(published)
         self.seen |= set(published)
         self.held -= set(consumed)
+
+    def dropped(self) -> None:
+        self.lost += 1
 
     def rolled_back(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
         assert not self.seen & set(published)
@@ -115,13 +120,14 @@ class Stand:
         await self.manager.start()
 
     def work(self) -> None:
-        """Publish a message that is routed and a mandatory one that is not, and consume one."""
+        """Publish a message that is routed and two that are not, of which one is mandatory, and consume one."""
         found = self.manager.demarcate(WHO, XID, Operation.START, 1)
         assert found is not None
         work = found[1].work
         assert work is not None
         work.add_publish(HeldPublish(b"", b"q", False, b"", b"body", None, (QUEUE,)))
         work.add_publish(HeldPublish(b"", b"nobody", True, b"", b"body", self.channel))
+        work.add_publish(HeldPublish(b"", b"nobody", False, b"", b"body"))
         self.ledger.held.add(Slot(QUEUE, 1))
         work.add_consume(Delivery(self.channel, 1, b"q", b"", b"q", False, b"", b"body", 4))
         self.manager.demarcate(WHO, XID, Operation.END, 1)
@@ -161,6 +167,7 @@ async def test_a_commit_shows_published_messages_and_drops_consumed_ones(stand: 
     assert await stand.ask(Operation.COMMIT) is XaFlag.OK
     assert (stand.ledger.seen, stand.ledger.held) == ({PUBLISHED}, set())
     assert stand.channel.back == [312], "the unroutable mandatory message is returned"
+    assert stand.ledger.lost == 1
     assert await stand.ask(Operation.COMMIT) is ReplyCode.NOT_FOUND
 
 
