@@ -208,6 +208,13 @@ class Tour:
                 ("outcomes", "forgotten"),
                 ("transaction?gtrid=" + b"order-4711".hex(), "prepared"),
                 ("audit", REASON),
+                ("queues", "out"),
+                ("exchanges", "amq.direct"),
+                ("users", "carla"),
+                ("permissions", "guest"),
+                ("vhosts", "1 virtual host"),
+                ("tokens", "There are no tokens."),
+                ("quotas", "virtual host"),
             ):
                 assert carla.open(page).status == 200
                 assert words in carla.text()
