@@ -137,6 +137,14 @@ def test_the_variables_of_the_pods_are_settings_that_dtx_takes(program: Path) ->
     assert "dtx.example" in found["DTX_ADMIN_HOST"].split(",")
 
 
+def test_the_notes_lead_to_the_active_pod(program: Path) -> None:
+    """Changes need the active dtx; pod 0 may stand by."""
+    words = ["install", "shop", str(CHART), "--dry-run=client", "--set", GIVEN[0]]
+    done = subprocess.run([str(program), *words], check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "exec service/shop-dtx --container dtx -- dtx user grant app --all" in done.stdout
+
+
 def test_the_chart_has_the_version_of_dtx() -> None:
     assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == dtx.__version__
 
