@@ -13,6 +13,7 @@ from dtx.server.standalone.broker import Done
 from dtx.server.standalone.writes import Writes
 from dtx.store.postgres.consumers import Consumer, QueueDelivery
 from dtx.store.postgres.exchanges import Queue
+from dtx.store.postgres.message_counts import BrokerCounts, MessageCounts
 from dtx.store.postgres.recorder import Thing
 from dtx.store.postgres.topology import VirtualHost
 from dtx.store.work import Budget, HeldPublish, HeldWork
@@ -23,6 +24,7 @@ class Recording:
     """A broker that records what it gets. The test decides when it is durable."""
 
     def __init__(self) -> None:
+        self.counts = BrokerCounts()
         self.records: list[tuple[list[bytes], list[Any], Done]] = []
         self.refuses: set[bytes] = set()
 
@@ -40,6 +42,9 @@ class Recording:
         if not (whole and refused):
             self.records.append(([message.body for message in publishes], list(acked), done))
         return refused
+
+    def message_counts(self) -> tuple[BrokerCounts, list[MessageCounts]]:
+        raise AssertionError
 
     def virtual_host(self, name: str) -> VirtualHost:
         raise AssertionError
