@@ -197,13 +197,18 @@ class Tour:
         assert states == {b"batch-0": "heuristic", b"batch-1": "heuristic", b"batch-2": "prepared"}
 
     def everything_else(self) -> None:
-        """Open the pages that only show data."""
+        """Open the pages that only show data; without a broker."""
         carla = self.visitor("carla")
         with self.scene.connected() as connection:
             work(connection.channel(), publish={"out": [b"x"]}, xid=Xid(1, b"under way", b"1"), end=False)
             for page, words in (
                 ("", "in doubt"),
                 ("branches", "order-4713/queue"),
+                ("queues", "out"),
+                ("queue?name=out", "Purge"),
+                ("queue/delete?name=out", "Messages that are lost"),
+                ("exchanges", "amq.topic"),
+                ("exchange?name=amq.default", "Bindings from this exchange"),
                 ("connections", "under way/1"),
                 ("outcomes", "forgotten"),
                 ("transaction?gtrid=" + b"order-4711".hex(), "prepared"),
@@ -218,7 +223,7 @@ class Tour:
             ):
                 assert carla.open(page).status == 200
                 assert words in carla.text()
-                self.shoot(carla, page.partition("?")[0] or "overview")
+                self.shoot(carla, page.partition("?")[0].replace("/", " ") or "overview")
 
     def secrets_are_nowhere(self) -> None:
         """No page contains a secret, no browser reports an error, and no request goes to another server."""
