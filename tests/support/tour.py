@@ -213,8 +213,6 @@ class Tour:
                 ("outcomes", "forgotten"),
                 ("transaction?gtrid=" + b"order-4711".hex(), "prepared"),
                 ("audit", REASON),
-                ("queues", "out"),
-                ("exchanges", "amq.direct"),
                 ("users", "carla"),
                 ("permissions", "guest"),
                 ("vhosts", "1 virtual host"),
