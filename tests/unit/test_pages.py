@@ -23,6 +23,11 @@ def test_generated_blocks_are_up_to_date(name: str) -> None:
     assert text == embed(text, name, content()), "run `python -m tests.support.pages`"
 
 
+def test_no_page_has_marks_of_a_merge_conflict() -> None:
+    pages = [*DOCS.parent.glob("*.md"), *DOCS.rglob("*.md")]
+    assert [page.name for page in pages if "\n<<<<<<< " in page.read_text(encoding="utf-8")] == []
+
+
 def test_readme_has_at_most_150_lines() -> None:
     assert len((DOCS.parent / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
