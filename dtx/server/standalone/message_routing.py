@@ -97,9 +97,9 @@ class MessageRouting:
             blind,
         )
         check_fan_out(message)
-        self._counts.received += 1
         if client.manager.disk.raised:
             client.wait_for_disk()
+        self._counts.received += 1
         context.publish(message, number)
 
 

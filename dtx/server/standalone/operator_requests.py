@@ -228,8 +228,10 @@ class OperatorRequests:
             settled = len(found)
             if settled and settlement is Settlement.ACK:
                 await self._submit((), taken[:settled])
-            else:
+            elif settlement is Settlement.REJECT:
                 give_back(taken[:settled], settlement, user.now())
+            else:  # a look must not use up the delivery limit of a queue
+                index.requeue(taken[:settled], user.now())
         except TimeoutError:
             raise XaError(ReplyCode.INTERNAL_ERROR, "the contents of a message could not be read in time") from None
         finally:

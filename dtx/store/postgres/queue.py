@@ -773,7 +773,8 @@ class QueueIndex:
             The consumers, which the caller must inform.
         """
         self.closed = True
-        self.counts = self._total.add(self.counts)
+        self._total.add(self.counts)
+        self.counts = MessageCounts()  # a reader that has seen the queue before may still have the former ones
         consumers = self._round.all()
         self._round = DispatchRound()
         for consumer in consumers:

@@ -7,14 +7,14 @@ handed out. Its row is removed when it was settled. After a failure in between, 
 No caller waits for a record: a change is submitted, others follow, and the commit of each calls back. All messages have
 a row while they wait, also those of queues that do not survive a restart. So no queue is limited by memory. Positions
 come from one counter, which is never behind the clock's microseconds. It begins behind no position that was delivered
-or stored before: no slot is ever used twice.
+or stored before: no slot of a row is used twice.
 """
 
 import asyncio
 import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -377,6 +377,8 @@ class PostgresStore(StoredBranches):
         now = self._clock()
         registry = self._registry
         puts: list[Put] = []
+        letters: set[int] = set()
+        """The positions of dead letters among them."""
         refused: list[int] = []
         unsure = self._recorder.unsure
         if unsure and any(not unsure.isdisjoint(publish.queues) for publish in publishes):
@@ -387,7 +389,9 @@ class PostgresStore(StoredBranches):
             if registry.some_refuse and not self._admit(entries, len(publish.body)):
                 refused.append(number)
                 if not whole:
-                    puts += self._refused_letters(entries, publish, now)
+                    found = self._refused_letters(entries, publish, now)
+                    letters.update(message.position for _, message in found)
+                    puts += found
                 continue
             facts = traits(publish.properties)
             shared = registry.share(publish.body, len(entries))
@@ -402,7 +406,7 @@ class PostgresStore(StoredBranches):
             asyncio.get_running_loop().call_soon(done, None)
             return refused
         drops = [delivery.slot for delivery in acked]
-        written: Done = lambda error: self._written(puts, drops, done, error)  # noqa: E731
+        written: Done = lambda error: self._written(puts, letters, drops, done, error)  # noqa: E731
         if self._recorder.undefined:
             written = self._recorder.after_definitions({message.queue for _, message in puts}, written)
         self._recorder.submit(Change(puts=[message for _, message in puts], drops=drops), written)
@@ -453,16 +457,19 @@ class PostgresStore(StoredBranches):
             if entry.refuses:
                 entry.index.withdraw(len(message.body))
 
-    def _written(self, puts: Sequence[Put], drops: Sequence[Slot], done: Done, error: LogError | None) -> None:
+    def _written(
+        self, puts: Sequence[Put], letters: Collection[int], drops: Sequence[Slot], done: Done, error: LogError | None
+    ) -> None:
         self._withdraw(puts)
         if error is None:
-            self._show(puts)
+            self._show(puts, letters)
         else:
             log.warning("a change may not have been written", error=str(error), puts=len(puts), drops=len(drops))
             self._recorder.spawn(self._resync(puts, drops, isinstance(error, LogConflict)))
         done(error)
 
-    def _show(self, puts: Iterable[Put]) -> None:
+    def _show(self, puts: Iterable[Put], letters: Collection[int] = ()) -> None:
+        """Put messages into the indexes of their queues. Those at the positions *letters* do not count as published."""
         now = self._clock()
         dropped: list[Slot] = []
         for entry, message in puts:
@@ -471,7 +478,7 @@ class PostgresStore(StoredBranches):
                 dropped.append(message.slot)
             else:
                 index.put(message, now)
-                index.counts.publish += 1
+                index.counts.publish += message.position not in letters
         if dropped:
             self._recorder.drop(dropped)
 
