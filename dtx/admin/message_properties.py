@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, Final
 
-from dtx.admin.safe_text import exact_name, iso_time, name_text, preview
+from dtx.admin.safe_text import cut, exact_name, iso_time, name_text, preview
 from dtx.wire.amqp09 import properties, tables
 from dtx.wire.amqp09.errors import WireError, syntax_error
 from dtx.wire.amqp09.properties import Property
@@ -18,7 +18,7 @@ from dtx.wire.amqp09.properties import Property
 MOST_FLAT: Final = 200
 """Pairs of :func:`flat`."""
 _MOST_CHARACTERS: Final = 1000
-"""Characters of a value in a pair."""
+"""Characters of a name or value in a pair."""
 _NUMBERS: Final = (Property.DELIVERY_MODE, Property.PRIORITY)
 
 
@@ -139,14 +139,15 @@ def decode_properties(raw: bytes) -> dict[str, object]:
         return {"undecodable": preview(raw)}
 
 
-def flat(values: Mapping[str, object], most: int = MOST_FLAT) -> list[tuple[str, str]]:
+def flat(values: Mapping[str, object], most: int = MOST_FLAT, longest: int = _MOST_CHARACTERS) -> list[tuple[str, str]]:
     """Properties or arguments for people, as pairs of name and value. Names within tables have their path before them.
 
     Args:
         values: from a decoder of this module.
-        most: pairs at most; a last one reports that there are more. Long values are cut.
+        most: pairs at most; a last one reports that there are more.
+        longest: characters at which a name or value is cut.
     """
-    found = list(islice(_pairs("", values), most + 1))
+    found = [(cut(name, longest), cut(value, longest)) for name, value in islice(_pairs("", values), most + 1)]
     return found if len(found) <= most else [*found[:most], ("…", "there are more: the API has all")]
 
 
@@ -159,8 +160,7 @@ def _pairs(name: str, value: object) -> Iterator[tuple[str, str]]:
             for index, inner in enumerate(value):
                 yield from _pairs(f"{name}[{index}]", inner)
         case _:
-            text = str(value)
-            yield name, text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
+            yield name, str(value)
 
 
 def table_from_json(values: Mapping[str, Any]) -> bytes:

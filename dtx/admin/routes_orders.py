@@ -223,6 +223,8 @@ async def _many(
             reason=form.reason,
             version=branch.version,
         )
+        place = {"xid": str(branch.xid), "vhost": branch.vhost}
+        answer = None
         async with slots:
             try:
                 if form.dry_run:
@@ -232,12 +234,13 @@ async def _many(
                     done = await operators.carry_out(order)
                     forecast, answer = done.forecast, done.answer
                     context.metrics.orders[order.action].inc()
+                fates = Counter(str(step.fate or "redirected") for step in forecast.steps)
+                return forms.BulkResult.of(forecast, **place, answer=answer, done=not form.dry_run, fates=fates)
             except Exception as error:  # noqa: BLE001 - one branch that cannot be decided stops no other
                 problem = as_problem(error)
-                return forms.BulkResult(xid=str(branch.xid), vhost=branch.vhost, answer=problem.detail, done=False)
-        fates = Counter(str(step.fate or "redirected") for step in forecast.steps)
-        place = {"xid": str(branch.xid), "vhost": branch.vhost}
-        return forms.BulkResult.of(forecast, **place, answer=answer, done=not form.dry_run, fates=fates)
+                if form.dry_run or answer is None:
+                    return forms.BulkResult(**place, answer=problem.detail, done=False)
+                return forms.BulkResult(**place, answer=answer, done=True)  # with an error only in showing it
 
     return list(await asyncio.gather(*map(one, found)))
 

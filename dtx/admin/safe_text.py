@@ -10,11 +10,31 @@ from dtx.config.values import DAY, GIB, KIB, MIB
 _ELLIPSIS: Final = "…"
 
 
+class _Escapes(dict[int, int | str]):
+    """What :func:`safe` shows for each code point. It grows with the characters that are met, to some limit."""
+
+    def __missing__(self, point: int) -> int | str:
+        char = chr(point)
+        shown = point if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        if len(self) < _MOST_ESCAPES:
+            self[point] = shown
+        return shown
+
+
+_MOST_ESCAPES: Final = 10_000
+_ESCAPES: Final = _Escapes()
+
+
 def safe(text: str) -> str:
     """*text* with all unprintable characters escaped: controls, bidirectional marks, lone surrogates."""
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+    return text.translate(_ESCAPES)
+
+
+def cut(text: str, longest: int) -> str:
+    """*text*, or its first *longest* characters and an ellipsis."""
+    return text if len(text) <= longest else text[:longest] + _ELLIPSIS
 
 
 def exact_name(name: bytes) -> str:

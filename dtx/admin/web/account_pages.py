@@ -30,6 +30,7 @@ router = APIRouter()
 _Row = TypeVar("_Row")
 _PAGE: Final = 50
 _PATTERNS: Final = ("configure", "write", "read")
+_NAMES: Final = ("name", "vhost", "exchange")
 _SCOPES: Final = ("user", "vhost")
 Word = Annotated[str, Query(max_length=600)]
 
@@ -306,7 +307,7 @@ def _wanted(action: str) -> ChangePage:
 
 
 def _typed(wanted: ChangePage, fields: Fields) -> dict[str, Any]:
-    """The fields that were typed, except passwords. Blanks at the ends belong to patterns."""
+    """The fields that were typed, except passwords. Blanks at the ends belong to patterns and names."""
     values: dict[str, Any] = {}
     for name in ("reason", *wanted.fields):
         if name == "tags":
@@ -314,7 +315,7 @@ def _typed(wanted: ChangePage, fields: Fields) -> dict[str, Any]:
         elif name in _PATTERNS:
             values[name] = fields.exactly(name)
         elif name not in ("password", "repeat") and fields.one(name):
-            values[name] = fields.one(name)
+            values[name] = fields.exactly(name) if name in _NAMES else fields.one(name)
     return values
 
 

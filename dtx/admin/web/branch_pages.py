@@ -37,6 +37,7 @@ DEFAULT_EXCHANGE: Final = "(default)"
 _PLAIN: Final = ("vhost", "owner", "format_id", "queue")
 NAMES: Final = ("q", "state", "older", "stuck", "exchange", "branch", *_PLAIN)
 """Fields of a search."""
+_PLACES: Final = ("exchange", "vhost", "owner", "queue")
 PAGE: Final = 50
 ACTIONS: Final = ("rollback", "commit", "forget", "retry")
 _COLUMNS: Final = (Sort.STATE, Sort.STARTED, Sort.OWNER, Sort.MESSAGES, Sort.BYTES)
@@ -77,11 +78,10 @@ Host = Annotated[str, Query(max_length=255)]
 
 
 def asked(given: QueryParams | Fields) -> dict[str, list[str]]:
-    """The fields of a search that are not empty, as they were typed."""
+    """The fields of a search that are not empty. Blanks at the ends belong to names."""
     found: dict[str, list[str]] = {}
     for name in NAMES:
-        values = given.getlist(name) if isinstance(given, QueryParams) else given.all(name)
-        kept = [value.strip() for value in values if value.strip()]
+        kept = [value if name in _PLACES else value.strip() for value in given.getlist(name) if value.strip()]
         if kept:
             found[name] = kept
     return found
@@ -363,12 +363,12 @@ async def ask_to_decide(
 async def decide(request: Request, visit: Visitor) -> Response:
     """The dry run of an order, and then the order, for the version of the branch in the dry run."""
     form = await read_form(request, visit)
-    xid, vhost, action = form.one("xid"), form.one("vhost") or "/", form.one("action")
+    xid, vhost, action = form.one("xid"), form.exactly("vhost") or "/", form.one("action")
     given = form.non_empty("reason", "version", "position", "exchange", "routing_key", "queue")
     if action not in _HEADLINES:
         raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"there is no order {action!r}")
     dry_run = form.one("stage") != "do"
-    order = repr((xid, vhost, action, form.all("position"), *map(form.one, ("exchange", "routing_key", "queue"))))
+    order = repr((xid, vhost, action, form.all("position"), *map(form.exactly, ("exchange", "routing_key", "queue"))))
     try:
         permitted = visit.who.role.includes(OperatorRole.OPERATOR)  # without the role, the answer is 403
         if permitted and not dry_run and not visit.session.take_dry_run(order, form.one("version")):
@@ -394,8 +394,8 @@ async def _order(visit: Visit, xid: str, vhost: str, action: str, form: Fields, 
             discard = build(forms.DiscardForm, {**common, "positions": form.all("position")})
             return await routes_orders.discard(visit.who, visit.context, xid, discard, vhost)
         case "redirect":
-            where = {"position": form.one("position"), "queue": form.one("queue") or None}
-            where |= {"exchange": form.one("exchange"), "routing_key": form.one("routing_key")}
+            where = {"position": form.one("position"), "queue": form.exactly("queue") or None}
+            where |= {"exchange": form.exactly("exchange"), "routing_key": form.exactly("routing_key")}
             redirect = build(forms.RedirectForm, {**common, **where})
             return await routes_orders.redirect(visit.who, visit.context, xid, redirect, vhost)
         case "commit" | "rollback" | "forget" | "retry":

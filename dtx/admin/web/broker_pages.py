@@ -4,6 +4,7 @@ They show the rows of RabbitMQ's management API and change objects with its func
 and write the audit log.
 """
 
+import asyncio
 import json
 from base64 import b64decode
 from collections.abc import Awaitable, Callable
@@ -42,6 +43,8 @@ _PREVIEW: Final = 4_000
 """Characters of a body in its preview."""
 _MOST_PROPERTIES: Final = 50
 """Properties of each of these messages."""
+_PROPERTY: Final = 200
+"""Characters of such a property."""
 _REFUSALS: Final = (Problem, XaError, WireError, LogError)
 
 
@@ -270,7 +273,7 @@ async def ask_to_purge(visit: Visitor, view: Seen, query: Annotated[ObjectQuery,
 async def purge_queue(request: Request, visit: Visitor, view: Seen) -> Response:
     """Remove the ready messages of a queue."""
     form = await read_form(request, visit)
-    vhost, name = form.one("vhost"), form.exactly("name")
+    vhost, name = form.exactly("vhost"), form.exactly("name")
 
     async def work() -> str:
         await changes.purge_queue(view, vhost, name)
@@ -290,7 +293,7 @@ async def ask_to_delete(visit: Visitor, view: Seen, query: Annotated[ObjectQuery
 async def delete_queue(request: Request, visit: Visitor, view: Seen) -> Response:
     """Delete a queue with its messages."""
     form = await read_form(request, visit)
-    vhost, name = form.one("vhost"), form.exactly("name")
+    vhost, name = form.exactly("vhost"), form.exactly("name")
     only = {key: form.one(key) == "yes" for key in ("if_unused", "if_empty")}
 
     async def work() -> str:
@@ -309,7 +312,7 @@ async def _change(visit: Visit, view: View, action: str, form: Fields, work: Cal
         problem = as_problem(error)
         if problem.status is HTTPStatus.FORBIDDEN or problem.status is HTTPStatus.NOT_FOUND:
             raise
-        return _change_page(visit, view, action, form.one("vhost"), form.exactly("name"), problem, form)
+        return _change_page(visit, view, action, form.exactly("vhost"), form.exactly("name"), problem, form)
 
 
 def _change_page(
@@ -348,7 +351,7 @@ async def ask_to_peek(visit: Visitor, view: Seen, query: Annotated[ObjectQuery, 
 async def peek(request: Request, visit: Visitor, view: Seen) -> Response:
     """Show the first messages of a queue, which keeps them. Viewing them is recorded in the audit log."""
     form = await read_form(request, visit)
-    vhost, name, count = form.one("vhost"), form.exactly("name"), form.one("count")
+    vhost, name, count = form.exactly("vhost"), form.exactly("name"), form.one("count")
     try:
         if not count.isdecimal() or not 1 <= int(count[:4]) <= MOST_SHOWN:
             raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"count: from 1 to {MOST_SHOWN}")
@@ -359,15 +362,17 @@ async def peek(request: Request, visit: Visitor, view: Seen) -> Response:
         problem = as_problem(error)
         if problem.status is HTTPStatus.FORBIDDEN or problem.status is HTTPStatus.NOT_FOUND:
             raise
-        return _messages_page(visit, view, vhost, name, count, problem=problem)
-    return _messages_page(visit, view, vhost, name, count, messages=[_shown(each) for each in found])
+        return _messages_page(visit, view, vhost, name, count, problem)
+    row = view.queue_row(view.queue(vhost, name))
+    # In a thread, because many properties take long.
+    return await asyncio.to_thread(lambda: _with_messages(visit, row, count, [_shown(each) for each in found]))
 
 
 def _shown(message: dict[str, Any]) -> dict[str, Any]:
     """A message of the API, with its properties and the beginning of its body for people."""
     body = b64decode(message["payload"])
     return message | {
-        "properties": flat(dict(message["properties"]), _MOST_PROPERTIES),
+        "properties": flat(dict(message["properties"]), _MOST_PROPERTIES, _PROPERTY),
         "preview": preview(body, _PREVIEW, message["payload_bytes"]),
     }
 
@@ -378,15 +383,19 @@ def _messages_page(
     vhost: str,
     name: str,
     count: str,
-    *,
-    messages: list[dict[str, Any]] | None = None,
     problem: Problem | None = None,
 ) -> Response:
     visit.who.require(changes.role_for_change(visit.who))
+    return _with_messages(visit, view.queue_row(view.queue(vhost, name)), count, None, problem)
+
+
+def _with_messages(
+    visit: Visit, queue: Row, count: str, messages: list[dict[str, Any]] | None, problem: Problem | None = None
+) -> Response:
     return visit.show(
         "queue-messages.html",
         HTTPStatus.OK if problem is None else problem.status,
-        queue=view.queue_row(view.queue(vhost, name)),
+        queue=queue,
         count=count,
         most=MOST_SHOWN,
         messages=messages,
@@ -404,7 +413,7 @@ async def ask_to_publish(visit: Visitor, view: Seen, query: Annotated[PublishQue
 async def publish(request: Request, visit: Visitor, view: Seen) -> Response:
     """Publish a message."""
     form = await read_form(request, visit)
-    vhost, exchange = form.one("vhost"), form.exactly("exchange") or _DEFAULT
+    vhost, exchange = form.exactly("vhost"), form.exactly("exchange") or _DEFAULT
     given = {name: form.exactly(name) for name in ("routing_key", "payload", "properties", "persistent")}
     try:
         properties = typed_properties(given["properties"])

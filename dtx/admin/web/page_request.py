@@ -294,21 +294,25 @@ class Fields:
         for name, value in pairs:
             self._values.setdefault(name, []).append(value)
 
+    def getlist(self, name: str) -> list[str]:
+        """All values of that name as they were typed."""
+        return self._values.get(name, [])
+
     def all(self, name: str) -> list[str]:
         """All values of that name that are not empty, without blanks around them."""
-        return [value.strip() for value in self._values.get(name, []) if value.strip()]
+        return [value.strip() for value in self.getlist(name) if value.strip()]
 
     def one(self, name: str) -> str:
         """The last value of that name, without blanks around it; empty if there is none."""
         return self.exactly(name).strip()
 
     def exactly(self, name: str) -> str:
-        """The last value of that name as it was typed, for passwords."""
-        return next(iter(reversed(self._values.get(name, []))), "")
+        """The last value of that name as it was typed, for passwords and names."""
+        return next(iter(reversed(self.getlist(name))), "")
 
     def non_empty(self, *names: str) -> dict[str, Any]:
         """The values of those of *names* that are not empty."""
-        return {name: self.one(name) for name in names if self.one(name)}
+        return {name: self.exactly(name) for name in names if self.one(name)}
 
 
 async def read_fields(request: Request) -> Fields:

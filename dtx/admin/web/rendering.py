@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from dtx.admin.message_properties import flat
-from dtx.admin.safe_text import human_duration, human_size, safe
+from dtx.admin.safe_text import cut, human_duration, human_size, safe
 from dtx.auth.roles import TAGS, OperatorRole
 from dtx.log.pages import MOST_COUNTED
 from dtx.xa.xid import Xid
@@ -42,6 +42,8 @@ STATIC: Final = {
 _NOTHING: Final = "\N{EN DASH}"
 _LONG: Final = 28
 """Longest part of an xid, in hexadecimal digits, that lists show whole; and longest name that is not wrapped."""
+_MOST_OF_PRODUCT: Final = 100
+"""Characters of each text in which a client describes itself: clients send it before they log in."""
 
 
 @cache
@@ -134,10 +136,11 @@ def _environment() -> Environment:
         short=_short,
         readable=_readable,
         name=_name,
+        cut=lambda value: cut(str(value), _MOST_OF_PRODUCT),
         number=_number,
         rate=_rate,
         flat=flat,
-        typed=escape,  # for fields of several lines: _finalize would escape line ends, too
+        typed=escape,  # for fields that are sent back: _finalize would change them
     )
     found.globals.update(
         address=address,

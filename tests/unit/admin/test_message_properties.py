@@ -51,3 +51,4 @@ def test_tables_for_people_are_flat_and_short() -> None:
     assert found == [("a.b[0]", "1"), ("a.b[1].c", "None"), ("long", "x" * 1000 + "…"), ("d", "True")]
     assert flat(table, 2) == [*found[:2], ("…", "there are more: the API has all")]
     assert flat(table, 4) == found
+    assert flat({"name": "value"}, longest=2) == [("na…", "va…")]

@@ -1,7 +1,12 @@
 """How pages format numbers and names, and parse search fields."""
 
+import re
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
+from html.parser import HTMLParser
+from importlib import resources
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
@@ -11,6 +16,8 @@ from dtx.admin.branch_filter import FilterForm
 from dtx.admin.forms import AuditQuery
 from dtx.admin.problems import Problem
 from dtx.admin.rabbitmq_lists import Listed
+from dtx.admin.web import broker_pages
+from dtx.admin.web.account_pages import CHANGES, _typed
 from dtx.admin.web.branch_pages import asked, filter_of
 from dtx.admin.web.broker_pages import ListPage, NamedQuery, list_page, typed_properties
 from dtx.admin.web.live_updates import Sample, rates, take
@@ -37,6 +44,7 @@ def fields(**values: str) -> dict[str, list[str]]:
         ({"stuck": "no", "exchange": "(default)"}, {"stuck": False, "exchange": ""}),
         ({"exchange": "e", "queue": "q", "owner": "o"}, {"exchange": "e", "queue": "q", "owner": "o"}),
         ({"mark": "x", "stage": "do"}, {}),
+        ({"vhost": " a ", "queue": "b "}, {"vhost": " a ", "queue": "b "}),
     ],
 )  # fmt: skip
 def test_a_search_means_a_filter_of_the_api(typed: dict[str, str], meant: dict[str, Any]) -> None:
@@ -209,3 +217,89 @@ def test_a_field_of_several_lines_keeps_its_line_ends() -> None:
 )
 def test_a_rate_has_few_digits_but_is_not_zero(rate: float, shown: str) -> None:
     assert _environment_of_pages.from_string("{{ rate | rate }}").render(rate=rate) == shown
+
+
+class _Inputs(HTMLParser):
+    """The values of the inputs of a page by name."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.values: dict[str, str | None] = {}
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "input":
+            self.values[str(given["name"])] = given.get("value")
+
+
+ODD = ' a\u202eb\x1b"<'
+QUEUE = {"name": ODD, "vhost": ODD, "messages_ready": 1, "messages_unacknowledged": 0, "consumers": 0}
+
+
+@pytest.mark.parametrize(
+    ("template", "context", "names"),
+    [
+        (
+            "queue-change.html",
+            {"action": "delete", "queue": QUEUE, "bindings": 1, "if_unused": False, "if_empty": False},
+            {"vhost", "name"},
+        ),
+        ("queue-messages.html", {"queue": QUEUE, "count": "1", "most": 50, "messages": None}, {"vhost", "name"}),
+        (
+            "publish.html",
+            {"vhost": ODD, "exchange": ODD, "given": {"routing_key": ODD}, "back": "", "unrouted": False},
+            {"vhost", "exchange", "routing_key"},
+        ),
+    ],
+)
+def test_a_form_sends_exact_names(template: str, context: dict[str, Any], names: set[str]) -> None:
+    """A name that is escaped for people would be that of another object."""
+    page = bytes(render(template, {**frame(None), "problem": None, **context}).body).decode()
+    assert {name: _Inputs(page).values[name] for name in names} == dict.fromkeys(names, ODD)
+    assert "a\\u202eb" in page, "text for people is escaped"
+
+
+def test_all_fields_have_exact_values() -> None:
+    found = []
+    for file in resources.files("dtx.admin.web").joinpath("templates").iterdir():
+        if file.name != "sign-in.html":
+            found += re.findall(r' (?:value|data-copy)="\{\{ (.*?) \}\}"', file.read_text("utf-8"))
+    assert len(found) > 50
+    assert [value for value in found if not value.endswith("| e")] == []
+
+
+@pytest.mark.parametrize(("action", "name"), [("make-vhost", "name"), ("grant", "vhost"), ("grant-topic", "exchange")])
+def test_a_typed_name_keeps_its_blanks(action: str, name: str) -> None:
+    assert _typed(CHANGES[action], Fields([(name, " a "), ("reason", " b ")]))[name] == " a "
+
+
+def test_texts_of_a_client_are_cut() -> None:
+    """Clients send them before they log in."""
+    page = _environment_of_pages.from_string('{% import "parts.html" as parts %}{{ parts.product(found) }}')
+    shown = page.render(found=dict.fromkeys(("product", "version", "connection_name"), "x" * 100_000))
+    assert len(shown) < 1000
+    assert "x" * 100 + "…" in shown
+    assert page.render(found={"product": "a", "version": 1}).strip() == "a 1"
+
+
+async def test_large_messages_are_shown_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def form(*_: object) -> Fields:
+        return Fields([("vhost", " a"), ("name", "q"), ("count", "1")])
+
+    async def messages(view: object, vhost: str, *_: object) -> list[dict[str, Any]]:
+        assert vhost == " a"
+        headers = {f"{number}": "\n" * 1000 for number in range(50)}
+        return [{"payload": "", "payload_bytes": 0, "properties": {"headers": headers}}]
+
+    shown: list[dict[str, Any]] = []
+
+    def show(*_: object, messages: list[dict[str, Any]], **__: object) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        shown.extend(messages)
+
+    monkeypatch.setattr(broker_pages, "read_form", form)
+    monkeypatch.setattr("dtx.admin.routes_rabbitmq_changes.take_messages", messages)
+    view: Any = SimpleNamespace(queue=lambda *_: None, queue_row=lambda _: {})
+    await broker_pages.peek(SimpleNamespace(is_disconnected=None), SimpleNamespace(show=show), view)  # type: ignore[arg-type]
+    assert {len(text) for _, text in shown[0]["properties"]} == {201}

@@ -8,8 +8,13 @@ import pytest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.types import Message
 
+from dtx.admin import routes_orders
 from dtx.admin.api import api
 from dtx.admin.server import Guard, application
+from dtx.manager.operators import Forecast
+from dtx.xa.codes import ReplyCode, XaError
+from dtx.xa.model import State
+from dtx.xa.xid import Xid
 
 NOTHING: Any = SimpleNamespace()
 
@@ -42,3 +47,32 @@ def test_a_method_that_no_route_takes_is_not_allowed(method: str, path: str) -> 
 def test_the_api_document_has_the_type_of_the_metrics() -> None:
     answers = api(NOTHING).openapi()["paths"]["/metrics"]["get"]["responses"]
     assert list(answers["200"]["content"]) == [CONTENT_TYPE_LATEST]
+
+
+async def test_a_bulk_order_keeps_all_its_results() -> None:
+    """An order that was carried out is reported as done, even where its effects cannot be shown."""
+
+    async def carry_out(order: Any) -> Any:
+        if order.vhost == "refused":
+            raise XaError(ReplyCode.NOT_FOUND, "unknown xid")
+        forecast: Any = Forecast(
+            state=State.PREPARED, version=1, becomes=State.PREPARED, outcome=None, later_answer="", steps=()
+        )
+        if order.vhost == "odd":
+            forecast = SimpleNamespace(steps=(), archived="no number")
+        return SimpleNamespace(forecast=forecast, answer="xa-ok")
+
+    operators = SimpleNamespace(carry_out=carry_out)
+    orders = {"commit": SimpleNamespace(inc=lambda: None)}
+    context: Any = SimpleNamespace(require_active=lambda: (None, operators), metrics=SimpleNamespace(orders=orders))
+    form: Any = SimpleNamespace(action="commit", reason="", dry_run=False)
+    found: Any = [
+        SimpleNamespace(branch=SimpleNamespace(vhost=vhost, xid=Xid(1, b"g", b"b"), version=1))
+        for vhost in ("/", "odd", "refused")
+    ]
+    results = await routes_orders._many(context, SimpleNamespace(name="olga"), form, found)  # type: ignore[arg-type]
+    assert [(each.vhost, each.done, each.answer) for each in results] == [
+        ("/", True, "xa-ok"),
+        ("odd", True, "xa-ok"),
+        ("refused", False, "unknown xid"),
+    ]

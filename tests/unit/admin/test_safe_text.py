@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtx.admin.message_properties import decode_properties
-from dtx.admin.safe_text import human_duration, human_size, iso_time, json_line, name_text, preview, safe
+from dtx.admin.safe_text import (
+    _ESCAPES,
+    _MOST_ESCAPES,
+    human_duration,
+    human_size,
+    iso_time,
+    json_line,
+    name_text,
+    preview,
+    safe,
+)
 from dtx.cli.branches import message_value
 from dtx.log.records import WorkKind, WorkRow
 from dtx.wire.amqp09 import properties, tables
@@ -31,6 +41,14 @@ def test_a_name_is_always_printable(name: bytes) -> None:
 @given(st.text())
 def test_text_that_is_shown_has_no_control_characters(text: str) -> None:
     assert safe(text).isprintable()
+    assert safe(text) == "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
+    )
+
+
+def test_many_different_characters_fill_no_memory() -> None:
+    assert safe("".join(map(chr, range(0xE000, 0xE000 + 2 * _MOST_ESCAPES)))).isprintable()
+    assert len(_ESCAPES) <= _MOST_ESCAPES
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """The pages of standalone mode's broker, in a browser."""
 
 import contextlib
+import re
 from collections.abc import Iterator
+from urllib.parse import quote, urlencode
 
 import pika
 import pytest
@@ -25,7 +27,7 @@ def virtual_host(site: StandaloneStage) -> Iterator[None]:
     yield
     boss = Operator(site.service.admin_url)
     for queue in boss.get("/api/queues"):
-        boss.ask("DELETE", f"/api/queues/%2F/{queue['name']}")
+        boss.ask("DELETE", f"/api/queues/%2F/{quote(queue['name'])}")
 
 
 @pytest.fixture
@@ -195,6 +197,20 @@ def test_a_viewer_changes_nothing_with_a_form(tour: Tour, site: StandaloneStage)
         assert ask(url, f"/console/{path}", fields, Cookie=cookie).status == 403
     assert site.count("orders") == 1
     assert [audited(site, action)[0][0] for action in ("purge-queue", "delete-queue", "get", "publish")] == ["vera"] * 4
+
+
+def test_a_form_changes_exactly_the_named_queue(site: StandaloneStage) -> None:
+    """The name with a bidirectional mark, and not the name that people see."""
+    url = site.service.admin_url
+    for name in ("a\u202eb", "a\\u202eb"):
+        site.declare(name)
+        site.fill(name, b"1")
+    cookie = sign_in(url, "guest", "guest")
+    page = ask(url, "/console/queue/purge?" + urlencode({"name": "a\u202eb"}), Cookie=cookie).text
+    fields = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', page))
+    assert ask(url, "/console/queue/purge", {**fields, "vhost": " /"}, Cookie=cookie).status == 404
+    assert ask(url, "/console/queue/purge", fields, Cookie=cookie).status == 303
+    assert [site.count(name) for name in ("a\u202eb", "a\\u202eb")] == [0, 1]
 
 
 def test_exchanges_show_their_bindings(site: StandaloneStage, guest: Visitor) -> None:
