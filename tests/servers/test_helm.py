@@ -124,6 +124,23 @@ def test_a_given_postgresql_has_active_and_standby(program: Path) -> None:
     assert found["Secret shop-dtx"]["stringData"] == {"database": "postgresql://u:p@db/dtx"}
 
 
+def test_only_the_port_of_clients_is_published(program: Path) -> None:
+    """The service for operators is always ClusterIP, and dtx knows its names."""
+    found = rendered(program, *FULL)
+    services = {key.partition(" ")[2]: each["spec"] for key, each in found.items() if key.startswith("Service ")}
+    kinds = {name: (each.get("type"), [port["name"] for port in each["ports"]]) for name, each in services.items()}
+    assert kinds == {
+        "shop-dtx": ("LoadBalancer", ["amqp"]),
+        "shop-dtx-admin": ("ClusterIP", ["admin"]),
+        "shop-dtx-pods": (None, ["admin"]),
+    }
+    assert services["shop-dtx-pods"]["clusterIP"] == "None"
+    assert services["shop-dtx-admin"]["selector"] == services["shop-dtx"]["selector"]
+    name = found["ServiceMonitor shop-dtx"]["spec"]["endpoints"][0]["tlsConfig"]["serverName"]
+    assert name == "shop-dtx-admin.money.svc"
+    assert name in variables(found["StatefulSet shop-dtx"])["DTX_ADMIN_HOST"].split(",")
+
+
 def test_no_password_is_in_the_pods(program: Path) -> None:
     workload = rendered(program, *GIVEN, "broker.url=amqp://u:secret@r/")["StatefulSet shop-dtx"]
     assert "secret@" not in json.dumps(workload)
@@ -143,6 +160,7 @@ def test_the_notes_lead_to_the_active_pod(program: Path) -> None:
     done = subprocess.run([str(program), *words], check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "exec service/shop-dtx --container dtx -- dtx user grant app --all" in done.stdout
+    assert "port-forward service/shop-dtx-admin 15673" in done.stdout
 
 
 def test_the_chart_has_the_version_of_dtx() -> None:
@@ -156,6 +174,7 @@ def test_the_chart_has_the_version_of_dtx() -> None:
         (("database.url=mysql://db/dtx",), "pattern"),
         ((*GIVEN, "database.existingSecret=mine"), "database"),
         (("persistence.size=large",), "size"),
+        *(((f"settings.{key}=x",), key) for key in ("database", "broker", "listen", "admin_listen", "data_dir")),
         (("serviceMonitor.enabled=true",), "needs the token of a viewer"),
     ],
 )
