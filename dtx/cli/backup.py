@@ -1,9 +1,7 @@
 """``dtx backup`` and ``dtx restore``, for the embedded PostgreSQL."""
 
 import contextlib
-import os
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +12,7 @@ import click
 from dtx.admin.safe_text import human_size, safe
 from dtx.cli.database import database_at_hand
 from dtx.cli.errors import CommandError, Exit
+from dtx.cli.files import is_stream, written
 from dtx.cli.options import SettingsCommand, with_settings
 from dtx.config import Settings
 
@@ -48,11 +47,11 @@ def backup(settings: Settings, file: Path) -> int:
     _refuse_other_server(settings, "pg_dump or pg_basebackup")
     from dtx.embedded.backup import dump
 
-    with database_at_hand(settings) as url, _written(file) as target:
+    with database_at_hand(settings) as url, written(file) as target:
         moment = datetime.now(UTC)
         dump(url, target)
-    size = "" if _is_stream(file) else f" ({human_size(file.stat().st_size)})"
-    click.echo(f"wrote {file}{size}, the state of {moment:%Y-%m-%dT%H:%M:%SZ}", err=_is_stream(file))
+    size = "" if is_stream(file) else f" ({human_size(file.stat().st_size)})"
+    click.echo(f"wrote {file}{size}, the state of {moment:%Y-%m-%dT%H:%M:%SZ}", err=is_stream(file))
     return Exit.OK
 
 
@@ -64,7 +63,7 @@ def restore(settings: Settings, file: Path) -> int:
     _refuse_other_server(settings, "pg_restore")
     from dtx.embedded.backup import restore as restore_dump
 
-    with contextlib.nullcontext(sys.stdin.buffer) if _is_stream(file) else file.open("rb") as source:
+    with contextlib.nullcontext(sys.stdin.buffer) if is_stream(file) else file.open("rb") as source:
         version, branches = restore_dump(settings.data_dir, source, _adopt)
     click.echo(
         f"restored {settings.data_dir / 'postgres'}: tables at version {version}, "
@@ -85,27 +84,6 @@ def _refuse_other_server(settings: Settings, tool: str) -> None:
             f"this command is for the embedded PostgreSQL: for the server of --database use {tool}, as the page "
             '"Backup and restore" of the documentation says',
         )
-
-
-def _is_stream(file: Path) -> bool:
-    return str(file) == "-"
-
-
-@contextlib.contextmanager
-def _written(file: Path) -> Iterator[Path | None]:
-    """A path to write; *file* appears complete and readable only for its owner, or not at all. ``None``: stdout."""
-    if _is_stream(file):
-        yield None
-        return
-    fresh = file.with_name(file.name + ".new")
-    fresh.unlink(missing_ok=True)
-    try:
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as target:
-            yield fresh
-            os.fsync(target.fileno())
-        fresh.rename(file)
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def _adopt(url: str) -> tuple[str, int]:

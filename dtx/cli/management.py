@@ -11,6 +11,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import Any, BinaryIO, Final
 from urllib.parse import quote
 
@@ -19,16 +20,29 @@ from rich.text import Text
 
 from dtx.admin.safe_text import human_duration, human_size, preview, safe
 from dtx.cli.access import ApiAccess, reach, with_access
-from dtx.cli.api_client import Api, Remote
+from dtx.cli.api_client import Api, Remote, RequestRefused
 from dtx.cli.errors import CommandError, Exit
+from dtx.cli.files import written
 from dtx.cli.options import ADMIN_SETTINGS, DATABASE_SETTINGS, SettingsCommand, Subcommands, with_options, with_settings
-from dtx.cli.output import Column, Listing, Row, field_of, table_lines, with_listing, with_output
+from dtx.cli.output import (
+    Column,
+    Listing,
+    Row,
+    field_of,
+    table_lines,
+    with_form,
+    with_listing,
+    with_output,
+    with_sort,
+)
 from dtx.config import Settings
 from dtx.wire.amqp09.properties import Property
 
 _DEFAULT: Final = "amq.default"
 """The name of the default exchange in paths."""
 _PREVIEW: Final = 120
+_PRODUCT: Final = 100
+"""Most characters of a client's product or version."""
 _IMPORT_SECONDS: Final = 3600.0
 """Most seconds of an import: dtx makes some hundred queues in a second."""
 _JSON_PROPERTIES: Final = frozenset({"headers", "delivery_mode", "priority", "timestamp"})
@@ -72,7 +86,7 @@ def _rate(name: str, field: str) -> Column:
 
 def _product(row: Row) -> str:
     found = row["client_properties"]
-    return safe(" ".join(str(found[name]) for name in ("product", "version") if name in found))
+    return safe(" ".join(str(found[name])[:_PRODUCT] for name in ("product", "version") if name in found))
 
 
 def _body(row: Row) -> str:
@@ -177,7 +191,11 @@ def _path(*words: str) -> str:
     """A path of the API. Dots are encoded too: a name can be ``..``."""
     if not all(words):
         raise click.UsageError("a name is empty")
-    return "/api/" + "/".join(quote(word, safe="").replace(".", "%2E") for word in words)
+    return "/api/" + "/".join(map(_word, words))
+
+
+def _word(text: str) -> str:
+    return quote(text, safe="").replace(".", "%2E")
 
 
 def _lists(group: click.Group, plural: str, place: Callable[[str], str], *examples: str) -> None:
@@ -308,14 +326,22 @@ def purge_queue(api: Api, name: str, vhost: str, yes: bool) -> str:
 def remove_queue(api: Api, name: str, vhost: str, yes: bool, **given: bool) -> str:
     """Remove a queue with its messages. It asks if there are any."""
     path = _path("queues", vhost, name)
-    count = api.get(path)["messages"]
-    _confirm(f"remove queue {safe(name)} with {count} messages", yes=yes or given["if_empty"] or count == 0)
-    api.delete(path, **_query(given))
+    found = api.get(path)
+    unasked = not found["messages_unacknowledged"] and (given["if_empty"] or not found["messages_ready"])
+    _confirm(f"remove queue {safe(name)} with {found['messages']} messages", yes=yes or unasked)
+    only_empty = given["if_empty"] or (unasked and not yes)  # messages may arrive meanwhile
+    try:
+        api.delete(path, **_query(given | {"if_empty": only_empty}))
+    except RequestRefused as error:
+        if only_empty and not given["if_empty"] and error.sentence.endswith("not empty"):
+            why = f"queue {safe(name)} is not empty any more: to remove it with its messages, use --yes"
+            raise CommandError(Exit.FAILED, why) from error
+        raise
     return f"queue {safe(name)} is removed"
 
 
 @_command(
-    queue, "peek", _name, _vhost, _count, _bytes, with_listing,
+    queue, "peek", _name, _vhost, _count, _bytes, with_sort, with_form,
     examples=("orders", "orders --count 1 --bytes 1000000 --json | jq -r .payload"),
 )  # fmt: skip
 def peek(api: Api, name: str, vhost: str, count: int, truncate: int, listing: Listing) -> None:
@@ -419,7 +445,7 @@ def unbind(api: Api, source: str, destination: str, key: str, arguments: dict[st
     path = _between(source, destination, **given)
     for each in api.get(path):
         if (each["routing_key"], each["arguments"]) == (key, arguments):
-            api.delete(f"{path}/{quote(each['properties_key'], safe='')}")
+            api.delete(f"{path}/{_word(each['properties_key'])}")
             return f"{safe(destination)} is no longer bound to exchange {safe(source)}"
     raise CommandError(Exit.FAILED, "there is no such binding; 'dtx exchange show' lists those of an exchange")
 
@@ -465,21 +491,23 @@ def _document(vhost: str | None) -> str:
 
 
 @_command(
-    definitions, "export", click.argument("file", default="-"), _only,
+    definitions, "export", click.argument("file", type=click.Path(path_type=Path), default="-"), _only,
     examples=("backup.json", "--vhost shop > shop.json"),
 )  # fmt: skip
-def export_definitions(api: Api, file: str, vhost: str | None) -> None:
+def export_definitions(api: Api, file: Path, vhost: str | None) -> None:
     """Write the definitions of all durable objects to FILE, or to stdout.
 
-    They have the hashes of passwords, so a new file can be read by this user only.
+    They have the hashes of passwords, so only this user can read the file. It replaces a file when it is complete.
     """
     text = json.dumps(api.get(_document(vhost)), indent=2)
-    if file == "-":
-        click.echo(text)
-        return
     try:
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as target:
-            target.write(text + "\n")
+        with written(file) as target:
+            if target is None:
+                click.echo(text)
+            else:
+                target.write_text(text + "\n", encoding="utf-8")
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise CommandError(Exit.FAILED, f"{file} cannot be written: {error.strerror}") from None
 

@@ -28,6 +28,8 @@ _WIDTH_OF_A_FILE: Final = 1000
 """Columns where stdout is no terminal, so that lines in a pipe are not folded."""
 _PLAIN: Final = re.compile(r"(?!(?i:true|false|null|yes|no|on|off|[yn])$)[A-Za-z][A-Za-z0-9_.-]*", re.ASCII)
 """Strings that YAML reads as strings without quotes."""
+_LONGEST_KEY: Final = 1024
+"""Characters of a key before ``:``; YAML wants longer ones after ``?``."""
 
 
 def cell_text(value: object) -> str:
@@ -211,11 +213,13 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> f
     return found
 
 
-def with_output(function: _Function) -> _Function:
-    """Give a command ``--output`` and ``--watch``; it is called with ``listing: Listing``."""
+def with_form(function: _Function) -> _Function:
+    """Give a command ``--output``; it is called with ``listing: Listing``."""
 
     @wraps(function)
-    def run(*args: Any, form: Any, as_json: bool, watch: float | None, sort: str | None = None, **kwargs: Any) -> Any:
+    def run(
+        *args: Any, form: Any, as_json: bool, watch: float | None = None, sort: str | None = None, **kwargs: Any
+    ) -> Any:
         return function(*args, listing=Listing(form="json" if as_json else form, sort=sort, every=watch), **kwargs)
 
     command: _Function = with_options(
@@ -224,21 +228,27 @@ def with_output(function: _Function) -> _Function:
             show_default=True, help="wide: all columns, and whole xids; json: one object a line.",
         ),
         click.option("--json", "as_json", is_flag=True, help="The same as --output json."),
-        click.option(
-            "--watch", is_flag=False, flag_value="2", callback=_seconds, metavar="[SECONDS]",
-            help="Show it again and again, every 2 seconds without a value, until Ctrl-C.",
-        ),
     )(run)  # fmt: skip
     return command
 
 
+def with_output(function: _Function) -> _Function:
+    """Give a command ``--output`` and ``--watch``; it is called with ``listing: Listing``."""
+    watch = click.option(
+        "--watch", is_flag=False, flag_value="2", callback=_seconds, metavar="[SECONDS]",
+        help="Show it again and again, every 2 seconds without a value, until Ctrl-C.",
+    )  # fmt: skip
+    return with_form(watch(function))
+
+
+with_sort: Final = click.option(
+    "--sort", metavar="COLUMN", help="Sort by a column, or by a field of the JSON; -COLUMN: descending."
+)
+
+
 def with_listing(function: _Function) -> _Function:
     """Give a command the options of lists: ``--sort``, and those of :func:`with_output`."""
-    sort = click.option(
-        "--sort", metavar="COLUMN", help="Sort by a column, or by a field of the JSON; -COLUMN: descending."
-    )
-    command: _Function = sort(with_output(function))
-    return command
+    return with_sort(with_output(function))
 
 
 def yaml_lines(value: object, indent: str = "") -> Iterator[str]:
@@ -251,11 +261,15 @@ def yaml_lines(value: object, indent: str = "") -> Iterator[str]:
                 yield from rest
         case Mapping() if value:
             for name, each in value.items():
+                key = _yaml_scalar(name)
+                if len(key) > _LONGEST_KEY:
+                    yield f"{indent}? {key}"
+                    key = ""
                 if isinstance(each, list | Mapping) and each:
-                    yield f"{indent}{_yaml_scalar(name)}:"
+                    yield f"{indent}{key}:"
                     yield from yaml_lines(each, indent + "  ")
                 else:
-                    yield f"{indent}{_yaml_scalar(name)}: {_yaml_scalar(each)}"
+                    yield f"{indent}{key}: {_yaml_scalar(each)}"
         case _:
             yield indent + _yaml_scalar(value)
 

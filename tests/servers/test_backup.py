@@ -192,6 +192,14 @@ def test_a_failed_backup_keeps_the_file_of_before(place: Path, capfd: pytest.Cap
     assert file.read_text() == "yesterday's"
 
 
+def test_a_backup_replaces_only_a_regular_file(saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pipe = saved / "pipe"
+    os.mkfifo(pipe)
+    assert run(["backup", "--data-dir", str(saved / "data"), str(pipe)]) == 2
+    assert f"{pipe} is no regular file: use - instead, and redirect stdout to it" in capfd.readouterr().err
+    assert pipe.is_fifo()
+
+
 @pytest.mark.parametrize(("command", "tool"), [("backup", "pg_dump or pg_basebackup"), ("restore", "pg_restore")])
 def test_a_given_server_is_backed_up_with_its_own_tools(
     command: str, tool: str, postgres: PostgresServer, tmp_path: Path,

@@ -79,6 +79,18 @@ def test_a_queue_is_declared_filled_viewed_purged_and_removed(dtx: Command, tmp_
     assert [row["name"] for row in rows(dtx("queue", "list", "--json"))] == ["news"]
 
 
+def test_messages_that_arrive_before_the_removal_stay(dtx: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue that was empty is only removed if it still is."""
+    dtx("queue", "declare", "orders")
+    dtx("queue", "publish", "orders", "hello")
+    with monkeypatch.context() as patch:
+        empty = {"messages": 0, "messages_ready": 0, "messages_unacknowledged": 0}
+        patch.setattr("dtx.cli.api_client.Remote.get", lambda *_: empty)
+        assert "queue orders is not empty any more" in dtx("queue", "remove", "orders", code=1)
+    assert [row["payload"] for row in rows(dtx("queue", "peek", "orders", "--json"))] == ["hello"]
+    dtx("queue", "remove", "orders", "--yes")
+
+
 def test_bindings_are_made_shown_and_removed(dtx: Command) -> None:
     dtx("exchange", "declare", "events", "--type", "topic")
     dtx("exchange", "declare", "archive", "--type", "fanout", "--internal", "--transient")
@@ -96,6 +108,8 @@ def test_bindings_are_made_shown_and_removed(dtx: Command) -> None:
     assert "bindings to it:" in dtx("exchange", "show", "archive")
     dtx("exchange", "unbind", *binding[2:])
     dtx("exchange", "unbind", "events", "archive", "--to-exchange")
+    dtx("exchange", "bind", "events", "orders", "--key", "..")
+    dtx("exchange", "unbind", "events", "orders", "--key", "..")
     (left,) = yaml.safe_load(dtx("exchange", "show", "events", "--output", "yaml"))["bindings_from_it"]
     assert (left["destination"], left["arguments"]) == ("orders", {"n": 1})
     assert "in use" in dtx("exchange", "remove", "events", "--if-unused", code=1)

@@ -26,7 +26,7 @@ class _Handler(BaseHTTPRequestHandler):
         assert isinstance(server, Server)
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         server.asked.append((self.command, self.path, dict(self.headers.items()), body))
-        status, headers, answer = server.answer
+        status, headers, answer = server.answers.get(self.command, server.answer)
         if status == 0:
             self.close_connection = True
             return
@@ -46,12 +46,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """An API with one answer for every request. Status 0 closes the connection without an answer."""
+    """An API with one answer for every request, or for each method. Status 0 closes the connection without one."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
         self.answer: tuple[int, dict[str, str], bytes] = (200, {}, b"{}")
+        self.answers: dict[str, tuple[int, dict[str, str], bytes]] = {}
 
     @property
     def url(self) -> str:

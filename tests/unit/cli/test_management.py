@@ -1,6 +1,7 @@
 """Commands for objects of a dtx without a broker: their help, their requests, and wrong usage."""
 
 import json
+import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,12 @@ def commands() -> list[tuple[str, str]]:
     root = click.Context(dtx)
     groups = {name: dtx.get_command(root, name) for name in GROUPS}
     return [(name, each) for name, group in groups.items() if isinstance(group, click.Group) for each in group.commands]
+
+
+def counts(ready: int, unacknowledged: int) -> tuple[int, dict[str, str], bytes]:
+    """The answer for a queue with these numbers of messages."""
+    found = {"messages_ready": ready, "messages_unacknowledged": unacknowledged, "messages": ready + unacknowledged}
+    return 200, {}, json.dumps(found).encode()
 
 
 @pytest.fixture
@@ -98,7 +105,7 @@ def test_the_examples_of_a_command_are_commands(words: tuple[str, str], tmp_path
 def test_a_command_sends_its_request(
     server: Server, words: list[str], request_line: str, body: dict[str, object] | None
 ) -> None:
-    server.answer = (200, {}, b'{"messages": 2, "messages_ready": 1, "routed": true}')
+    server.answer = (200, {}, b'{"messages": 2, "messages_ready": 1, "messages_unacknowledged": 1, "routed": true}')
     assert run(words) == 0
     method, path, _, sent = server.asked[-1]
     assert f"{method} {path}" == request_line
@@ -124,21 +131,99 @@ def test_wrong_usage_of_objects_is_reported(
     assert not server.asked
 
 
-@pytest.mark.parametrize("action", ["purge", "remove"])
+@pytest.mark.parametrize(
+    ("words", "ready", "unacknowledged"),
+    [(["purge"], 1, 1), (["remove"], 1, 0), (["remove"], 0, 1), (["remove", "--if-empty"], 0, 1)],
+)
 def test_messages_are_not_removed_without_a_question(
-    server: Server, capsys: pytest.CaptureFixture[str], action: str
+    server: Server, capsys: pytest.CaptureFixture[str], words: list[str], ready: int, unacknowledged: int
 ) -> None:
     """Without a terminal to ask on, the command is refused."""
-    server.answer = (200, {}, b'{"messages": 2, "messages_ready": 1}')
-    assert run(["queue", action, "q"]) == 2
+    server.answer = counts(ready, unacknowledged)
+    assert run(["queue", *words, "q"]) == 2
     assert "stdin is no terminal, so dtx cannot ask: use --yes" in capsys.readouterr().err
     assert [method for method, *_ in server.asked] == ["GET"]
 
 
-def test_an_empty_queue_is_removed_without_a_question(server: Server) -> None:
-    server.answer = (200, {}, b'{"messages": 0}')
-    assert run(["queue", "remove", "q", "--if-empty"]) == 0
+@pytest.mark.parametrize("options", [[], ["--if-empty"], ["--if-empty", "--yes"]])
+def test_an_empty_queue_is_removed_without_a_question(server: Server, options: list[str]) -> None:
+    """Messages may arrive before it is removed, so it must be empty then."""
+    server.answer = counts(0, 0)
+    assert run(["queue", "remove", "q", *options]) == 0
     assert server.asked[-1][:2] == ("DELETE", "/api/queues/%2F/q?if-empty=true")
+
+
+def test_messages_that_arrive_before_the_removal_stay(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answers = {"GET": counts(0, 0), "DELETE": (400, {}, b'{"reason": "queue q not empty"}')}
+    assert run(["queue", "remove", "q"]) == 1
+    error = "dtx: queue q is not empty any more: to remove it with its messages, use --yes\n"
+    assert capsys.readouterr().err == error
+
+
+def test_a_used_queue_has_its_own_reason(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answers = {"GET": counts(0, 0), "DELETE": (400, {}, b'{"reason": "queue q in use"}')}
+    assert run(["queue", "remove", "q", "--if-unused"]) == 1
+    assert capsys.readouterr().err == "dtx: queue q in use\n"
+
+
+def test_messages_cannot_be_viewed_again_and_again(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each look marks the messages as redelivered."""
+    assert run(["queue", "peek", "q", "--watch"]) == 2
+    assert "No such option" in capsys.readouterr().err
+    server.answer = (200, {}, b"[]")
+    assert run(["queue", "peek", "q", "--sort", "bytes"]) == 0
+
+
+def test_a_long_product_of_a_client_is_cut(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"name": "c", "connected_at": 0, "client_properties": {"product": "p" * 5000, "version": "v" * 5000}}
+    server.answer = (200, {}, json.dumps([row]).encode())
+    assert run(["connection", "list"]) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert (line.count("p"), line.count("v")) == (100, 100)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "symbolic link", "directory"])
+def test_an_export_replaces_only_a_regular_file(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    file, other = tmp_path / "d.json", tmp_path / "other"
+    other.write_text("kept")
+    {"pipe": os.mkfifo, "symbolic link": lambda path: path.symlink_to(other), "directory": os.mkdir}[kind](file)
+    before = file.lstat()
+    assert run(["definitions", "export", str(file)]) == 2
+    assert f"{file} is no regular file: use - instead, and redirect stdout to it" in capsys.readouterr().err
+    assert (file.lstat().st_ino, other.read_text()) == (before.st_ino, "kept")
+
+
+def test_an_export_is_complete_private_and_durable(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file of before, readable for others, stays until then."""
+    synced = list[Path]()
+    monkeypatch.setattr("dtx.embedded.cluster.sync_directory", synced.append)
+    file = tmp_path / "d.json"
+    file.write_text("{}")
+    file.chmod(0o644)
+    server.answer = (200, {}, b'{"users": []}')
+    with monkeypatch.context() as patch:
+        patch.setattr("dtx.cli.files.os.fsync", refuse)
+        assert run(["definitions", "export", str(file)]) == 1
+    assert "d.json cannot be written: disk full" in capsys.readouterr().err
+    assert (file.read_text(), synced, list(tmp_path.iterdir())) == ("{}", [], [file])
+    assert run(["definitions", "export", str(file)]) == 0
+    assert json.loads(file.read_text()) == {"users": []}
+    assert (file.stat().st_mode & 0o777, synced) == (0o600, [tmp_path])
+
+
+def refuse(_: int) -> None:
+    raise OSError(28, "disk full")
+
+
+def test_a_binding_is_removed_by_a_key_of_dots(server: Server) -> None:
+    """A client of HTTP would take ``..`` at the end of a path as the directory above."""
+    server.answer = (200, {}, b'[{"routing_key": "..", "arguments": {}, "properties_key": ".."}]')
+    assert run(["exchange", "unbind", "x", "q", "--key", ".."]) == 0
+    assert server.asked[-1][:2] == ("DELETE", "/api/bindings/%2F/e/x/q/q/%2E%2E")
 
 
 def test_a_message_for_no_queue_is_reported(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,6 +57,15 @@ def test_yaml_is_the_value_again(value: object) -> None:
     assert yaml.safe_load("\n".join(yaml_lines(value))) == value
 
 
+@pytest.mark.parametrize("char", ["\u0085", "\x01", "\x7f", "a", "\U0001f600"])
+@pytest.mark.parametrize("value", [1, {}, {"a": 1}, [1], {"\x01" * 255: [{"\x01" * 255: "x"}]}], ids=str)
+def test_yaml_has_keys_of_any_length(char: str, value: object) -> None:
+    """A key before ``:`` has at most 1,024 characters; U+0085 is written as ten."""
+    for size in (255, 1022, 1023, 1024, 1025):
+        given = {char * size: value, "b": [{char * size: value, "c": value}]}
+        assert yaml.safe_load("\n".join(yaml_lines(given))) == given
+
+
 def test_yaml_of_a_list_is_in_blocks() -> None:
     assert list(yaml_lines(ROWS[1:2])) == [
         "- name: a",
