@@ -347,7 +347,7 @@ def remove_queue(api: Api, name: str, vhost: str, yes: bool, **given: bool) -> s
 def peek(api: Api, name: str, vhost: str, count: int, truncate: int, listing: Listing) -> None:
     """Show the first ready messages of a queue. They stay there.
 
-    Consumers get them as redelivered messages. In a quorum queue, each time counts towards x-delivery-limit.
+    Consumers get them as redelivered messages. A look does not count towards x-delivery-limit.
     """
     body = {"count": count, "truncate": truncate, "ackmode": "ack_requeue_true", "encoding": "auto"}
     path = _path("queues", vhost, name, "get")
