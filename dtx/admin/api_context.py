@@ -30,7 +30,7 @@ from dtx.manager.operators import Operators
 from dtx.manager.scan import Scan
 from dtx.store.postgres.message_counts import BrokerCounts, MessageCounts
 from dtx.store.postgres.topology import VirtualHost
-from dtx.telemetry import CommitConnectionNumbers, Metrics, get_logger
+from dtx.telemetry import CommitConnectionNumbers, Metrics, RateSample, get_logger
 from dtx.wire.amqp09.codec import Method
 from dtx.wire.amqp09.methods import BasicPublish, ConnectionStartOk, ConnectionTuneOk
 from dtx.xa.model import Association
@@ -101,6 +101,14 @@ class Arrived(Protocol):
     @property
     def tls(self) -> bool:
         """Whether the socket is encrypted."""
+
+    @property
+    def octets(self) -> Callable[[], tuple[int, int]]:
+        """Returns the bytes that the client has sent, and those that were sent to it."""
+
+    @property
+    def sample(self) -> RateSample:
+        """For the rates of these bytes."""
 
 
 class Connected(Protocol):

@@ -84,6 +84,10 @@ def _rate(name: str, field: str) -> Column:
     return Column(name, field, lambda row: "" if (rate := field_of(row, field)) is None else f"{rate:.1f}", number=True)
 
 
+def _traffic(row: Row, counter: str) -> str:
+    return human_size(round(row[f"{counter}_details"]["rate"]))
+
+
 def _product(row: Row) -> str:
     found = row["client_properties"]
     return safe(" ".join(str(found[name])[:_PRODUCT] for name in ("product", "version") if name in found))
@@ -118,6 +122,8 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         Column("connection", "name"),
         *map(Column, ("user", "vhost", "state")),
         Column("channels", number=True),
+        Column("from/s", "recv_oct_details.rate", lambda row: _traffic(row, "recv_oct"), number=True),
+        Column("to/s", "send_oct_details.rate", lambda row: _traffic(row, "send_oct"), number=True),
         Column("TLS", "ssl"),
         Column("age", "connected_at", lambda row: human_duration(max(0, time.time() - row["connected_at"] / 1000))),
         Column("client", "client_properties.product", _product),

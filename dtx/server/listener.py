@@ -12,7 +12,7 @@ import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address
 from typing import Final, cast
 
@@ -22,7 +22,7 @@ from dtx.manager import Requester
 from dtx.server.client_session import ClientSession
 from dtx.server.memory import Leftovers
 from dtx.store.rabbitmq.upstream import MOST_UNSENT
-from dtx.telemetry import Metrics, get_logger
+from dtx.telemetry import Metrics, RateSample, get_logger
 from dtx.tls import TlsServer, common_name
 from dtx.wire.amqp09.frames import Protocol, protocol_header
 
@@ -54,6 +54,8 @@ class Arrival:
         since: when the protocol header was read, seconds since the epoch.
         protocol: the protocol of the header.
         tls: whether the socket is encrypted.
+        octets: bytes that the client has sent, and bytes that were sent to it.
+        sample: for their rates.
     """
 
     address: str
@@ -61,6 +63,8 @@ class Arrival:
     since: float
     protocol: str
     tls: bool
+    octets: Callable[[], tuple[int, int]] = field(compare=False)
+    sample: RateSample = field(default_factory=RateSample, compare=False)
 
 
 _NAMES: Final = {
@@ -91,6 +95,8 @@ class AcceptedConnection(asyncio.Protocol):
         """Set when the protocol header has been read."""
         self._start = b""
         self._timer: asyncio.TimerHandle | None = None
+        self._received = 0
+        self._sent = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See :class:`asyncio.Protocol`."""
@@ -108,6 +114,7 @@ class AcceptedConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See :class:`asyncio.Protocol`."""
+        self._received += len(data)
         if self.session is not None:
             self.session.client_data(data)
         else:
@@ -202,6 +209,7 @@ class AcceptedConnection(asyncio.Protocol):
             since=time.time(),
             protocol=_NAMES[header],
             tls=self._transport is not None and self._transport.get_extra_info("sslcontext") is not None,
+            octets=lambda: (self._received, self._sent),
         )
 
     def _address(self, end: str) -> str:
@@ -212,6 +220,7 @@ class AcceptedConnection(asyncio.Protocol):
     def write(self, data: bytes | memoryview) -> None:
         """See :class:`ClientTransport`."""
         if self._transport is not None and not self._transport.is_closing():
+            self._sent += len(data)
             self._transport.write(data)
 
     def pause_reading(self) -> None:

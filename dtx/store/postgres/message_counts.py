@@ -4,37 +4,10 @@ Only the thread of the event loop counts: ``counts.publish += 1``. Each event is
 makes the sums. A queue that is deleted adds its counts to those of the broker, so no sum ever decreases.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Self
 
-RATE_SECONDS: Final = 5.0
-"""Least time over which a rate is an average: the interval of RabbitMQ's statistics."""
-
-
-class RateSample:
-    """Earlier numbers, for rates."""
-
-    __slots__ = ("_at", "_numbers", "_rates")
-
-    def __init__(self) -> None:
-        self._at = float("-inf")
-        self._numbers: Sequence[int] = ()
-        self._rates: Sequence[float] = ()
-
-    def rates(self, numbers: Sequence[int], now: float) -> Sequence[float]:
-        """The events per second since the last call that is :data:`RATE_SECONDS` older; 0 for the first call.
-
-        Args:
-            numbers: of events so far.
-            now: seconds.
-        """
-        passed = now - self._at
-        if passed >= RATE_SECONDS:
-            before = self._numbers or numbers
-            self._rates = tuple([(new - old) / passed for new, old in zip(numbers, before, strict=True)])
-            self._at, self._numbers = now, numbers
-        return self._rates
+from dtx.telemetry.rates import RateSample
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from pika.exceptions import ProbableAuthenticationError
 from prometheus_client.parser import text_string_to_metric_families
 
 from dtx.client import XaFlag
-from dtx.store.postgres.message_counts import RATE_SECONDS
+from dtx.telemetry.rates import RATE_SECONDS
 from dtx.wire.amqp10.performatives import ACCEPTED, Role
 from tests.servers.amqp10.raw import Raw
 from tests.support.client import connected
@@ -183,6 +183,24 @@ def test_a_rate_is_an_average_over_several_seconds(alone: StandaloneStage) -> No
     assert rate() == 0, "the interval has not passed"
     wait_until(lambda: rate() > 0, what="the rate")
     assert rate() <= 3 / RATE_SECONDS
+
+
+def test_bytes_of_a_connection_are_counted_in_both_directions(alone: StandaloneStage) -> None:
+    boss = Operator(alone.service.admin_url)
+    alone.declare("q")
+    with alone.connected() as connection:
+        channel = connection.channel()
+
+        def octets() -> tuple[int, int]:
+            (row,) = boss.get("/api/connections")
+            return row["recv_oct"], row["send_oct"]
+
+        before = octets()
+        assert min(before) > 0
+        channel.basic_publish("", "q", bytes(100_000))
+        assert channel.basic_get("q", auto_ack=True)[2] == bytes(100_000)
+        for grown in (after - former for after, former in zip(octets(), before, strict=True)):
+            assert 100_000 < grown < 101_000
 
 
 def test_metrics_of_many_queues_do_not_hold_the_event_loop(postgres: PostgresServer) -> None:

@@ -176,10 +176,11 @@ def test_messages_cannot_be_viewed_again_and_again(server: Server, capsys: pytes
 
 def test_a_long_product_of_a_client_is_cut(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     row = {"name": "c", "connected_at": 0, "client_properties": {"product": "p" * 5000, "version": "v" * 5000}}
+    row |= {f"{way}_oct_details": {"rate": 1500.4} for way in ("recv", "send")}
     server.answer = (200, {}, json.dumps([row]).encode())
     assert run(["connection", "list"]) == 0
     line = capsys.readouterr().out.splitlines()[1]
-    assert (line.count("p"), line.count("v")) == (100, 100)
+    assert (line.count("p"), line.count("v"), line.count("1.5 KiB")) == (100, 100, 2)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "symbolic link", "directory"])

@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dtx.store.postgres.arguments import QueueArguments
-from dtx.store.postgres.message_counts import BrokerCounts, MessageCounts, RateSample
+from dtx.store.postgres.message_counts import BrokerCounts, MessageCounts
+from dtx.telemetry import RateSample
 from tests.support.memory_log import MemoryDatabase, MemoryLog
 from tests.support.standalone import Client
 from tests.unit.store.queue_rig import Channel, Rig
