@@ -17,6 +17,7 @@ from dtx.db.pipeline import CONFLICT, PipelineSession, StatementRefused
 from dtx.log import statements
 from dtx.log.changes import Change, Define, Slot, Store, StoredMessage
 from dtx.log.records import (
+    MOVED,
     Advance,
     BranchRecord,
     CloseWrite,
@@ -199,6 +200,7 @@ def others() -> History:
         [Store(change=Change(puts=[_stored(Slot(QUEUE, body))._replace(shared=body)])) for body in (3, 4)],
         [Store(change=Change(drops=[Slot(QUEUE, body)])) for body in (3, 4)],
         [SettlementsWrite(settlements=(a_settlement(branch),)) for branch in whole],
+        [SettlementsWrite(settlements=(a_settlement(branch, attempt=MOVED),)) for branch in whole],
         [DuplicateWrite(duplicate=a_duplicate(branch)) for branch in whole],
     ]
 
