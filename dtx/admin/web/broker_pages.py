@@ -309,10 +309,19 @@ async def _change(visit: Visit, view: View, action: str, form: Fields, work: Cal
     try:
         return redirect_to(await work())
     except _REFUSALS as error:
-        problem = as_problem(error)
-        if problem.status is HTTPStatus.FORBIDDEN or problem.status is HTTPStatus.NOT_FOUND:
-            raise
-        return _change_page(visit, view, action, form.exactly("vhost"), form.exactly("name"), problem, form)
+        return _change_page(visit, view, action, form.exactly("vhost"), form.exactly("name"), _refusal(error), form)
+
+
+def _refusal(error: Exception) -> Problem:
+    """What a form shows of *error*. If the object is not there, or not for this user, a page of its own says so.
+
+    Raises:
+        Exception: *error*, in that case.
+    """
+    problem = as_problem(error)
+    if problem.status is HTTPStatus.FORBIDDEN or problem.status is HTTPStatus.NOT_FOUND:
+        raise error
+    return problem
 
 
 def _change_page(
@@ -359,10 +368,7 @@ async def peek(request: Request, visit: Visitor, view: Seen) -> Response:
         body = build(changes.GetBody, wanted)
         found = await changes.take_messages(view, vhost, name, body, request.is_disconnected)
     except _REFUSALS as error:
-        problem = as_problem(error)
-        if problem.status is HTTPStatus.FORBIDDEN or problem.status is HTTPStatus.NOT_FOUND:
-            raise
-        return _messages_page(visit, view, vhost, name, count, problem)
+        return _messages_page(visit, view, vhost, name, count, _refusal(error))
     row = view.queue_row(view.queue(vhost, name))
     # In a thread, because many properties take long.
     return await asyncio.to_thread(lambda: _with_messages(visit, row, count, [_shown(each) for each in found]))
@@ -430,10 +436,7 @@ async def publish(request: Request, visit: Visitor, view: Seen) -> Response:
         )
         answer = await changes.publish(view, vhost, exchange, body)
     except _REFUSALS as error:
-        problem = as_problem(error)
-        if problem.status is HTTPStatus.FORBIDDEN or problem.status is HTTPStatus.NOT_FOUND:
-            raise
-        return _publish_page(visit, view, vhost, exchange, given, problem)
+        return _publish_page(visit, view, vhost, exchange, given, _refusal(error))
     if not answer.routed:
         return _publish_page(visit, view, vhost, exchange, given, unrouted=True)
     visit.session.notice = "The message is published: a queue has taken it."
