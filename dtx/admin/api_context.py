@@ -103,7 +103,7 @@ class Arrived(Protocol):
         """Whether the socket is encrypted."""
 
     @property
-    def octets(self) -> Callable[[], tuple[int, int]]:
+    def traffic(self) -> Callable[[], tuple[int, int]]:
         """Returns the bytes that the client has sent, and those that were sent to it."""
 
     @property

@@ -489,8 +489,8 @@ def connection_row(pair: Client) -> Row:
     """A client's connection."""
     client, at = pair
     start, agreed = client.start_ok, client.agreed
-    octets = at.octets()
-    received, sent = at.sample.rates(octets, time.monotonic())
+    traffic = at.traffic()
+    received, sent = at.sample.rates(traffic, time.monotonic())
     return connection_details(at) | {
         "type": "network",
         "user": client.who.user,
@@ -506,9 +506,9 @@ def connection_row(pair: Client) -> Row:
         "channel_max": None if agreed is None else agreed.channel_max,
         "frame_max": None if agreed is None else agreed.frame_max,
         "timeout": None if agreed is None else agreed.heartbeat,
-        "recv_oct": octets[0],
+        "recv_oct": traffic[0],
         "recv_oct_details": {"rate": received},
-        "send_oct": octets[1],
+        "send_oct": traffic[1],
         "send_oct_details": {"rate": sent},
     }
 

@@ -54,7 +54,7 @@ class Arrival:
         since: when the protocol header was read, seconds since the epoch.
         protocol: the protocol of the header.
         tls: whether the socket is encrypted.
-        octets: bytes that the client has sent, and bytes that were sent to it.
+        traffic: bytes that the client has sent, and bytes that were sent to it.
         sample: for their rates.
     """
 
@@ -63,7 +63,7 @@ class Arrival:
     since: float
     protocol: str
     tls: bool
-    octets: Callable[[], tuple[int, int]] = field(compare=False)
+    traffic: Callable[[], tuple[int, int]] = field(compare=False)
     sample: RateSample = field(default_factory=RateSample, compare=False)
 
 
@@ -209,7 +209,7 @@ class AcceptedConnection(asyncio.Protocol):
             since=time.time(),
             protocol=_NAMES[header],
             tls=self._transport is not None and self._transport.get_extra_info("sslcontext") is not None,
-            octets=lambda: (self._received, self._sent),
+            traffic=lambda: (self._received, self._sent),
         )
 
     def _address(self, end: str) -> str:
