@@ -54,6 +54,8 @@ _RETRY_RECEIPTS: Final = 15.0
 """Seconds between two attempts to use the receipt queues of a node that was down."""
 _FAREWELL: Final = 2.0
 """Seconds for the deletion of the receipt queues at the end."""
+_FIRST_TRUST: Final = 2.0
+"""Seconds that a new commit connection waits for the management API: less than a select waits for the connection."""
 _TRUST: Final = 60.0
 """Seconds between two checks of the policies that could remove receipts."""
 _MOST_BYTES: Final = 16 << 20
@@ -291,7 +293,7 @@ class CommitConnection:
         self._version = connection.version
         self._control = control
         self.frame_max = connection.engine.agreed.frame_max
-        await self._trust.refresh()
+        await self._trust.refresh(seconds=_FIRST_TRUST)
         await self._open_receipts(connection)
         for _ in range(self.settings.channels):
             await self._open_channel(connection)

@@ -60,11 +60,13 @@ class Trust:
         self._recognised = ""
         """The lock by which the management API last proved to belong to this broker."""
 
-    async def refresh(self, *, since: float | None = None) -> None:
+    async def refresh(self, *, since: float | None = None, seconds: float | None = None) -> None:
         """Update :attr:`doubts`, unless an update began at *since* or later.
 
         Args:
             since: a time of the event loop in seconds; ``None`` means now.
+            seconds: how long the management API may take. Without an answer receipts are not trusted, and the next call
+                asks again.
 
         Raises:
             UpstreamLost: the commit connection's connection is gone.
@@ -73,13 +75,18 @@ class Trust:
         since = loop.time() if since is None else since
         async with self._refreshing:
             if self._refreshed_at < since:
-                began = loop.time()
-                await self._refresh()
-                self._refreshed_at = began
+                began, before = loop.time(), self.doubts
+                try:
+                    async with asyncio.timeout(seconds):
+                        self.doubts = await self._ask()
+                    self._refreshed_at = began
+                except TimeoutError:
+                    self._refreshed_at = float("-inf")
+                    late = f"the management API gave no answer within {seconds} seconds"
+                    self.doubts = Doubts(of_all=self._cluster if self._replay == "receipts" else late)
+                self._report(before)
 
-    async def _refresh(self) -> None:
-        before = self.doubts
-        self.doubts = await self._ask()
+    def _report(self, before: Doubts) -> None:
         if self.doubts == before:
             return
         if (reason := self.doubts.of_all) is not None:

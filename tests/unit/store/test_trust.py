@@ -1,5 +1,6 @@
 """What the management API must say before receipts are trusted: one node, and no queue that may refuse."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,6 +99,29 @@ async def test_a_detected_cluster_remains_one_without_an_answer(monkeypatch: pyt
     monkeypatch.setattr(Answers, "get", away)
     await trust.refresh()
     assert trust.doubts.of_all == "the broker has 3 nodes"
+
+
+@pytest.mark.parametrize(("replay", "why"), [("auto", "no answer within 0.01 seconds"), ("receipts", "3 nodes")])
+async def test_a_slow_api_is_asked_again_later(replay: Replay, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new commit connection does not wait for it: the first select of a client would fail."""
+    commits: Any = SimpleNamespace(upstream=SimpleNamespace(lock="lock"))
+    trust = Trust("/", replay, api(nodes=3), Receipts(new_identity("t")), lambda: commits, 1)
+    await trust.refresh()
+    answer, asked = asyncio.Event(), 0
+
+    async def slow(_self: Management, path: str) -> Any:
+        nonlocal asked
+        asked += 1
+        await answer.wait()
+        return [] if path.startswith(("queues?", "policies", "operator")) else [{"name": "rabbit@0"}]
+
+    monkeypatch.setattr(Answers, "get", slow)
+    await trust.refresh(seconds=0.01)
+    assert why in str(trust.doubts.of_all)
+    answer.set()
+    before = asked
+    await trust.refresh(since=0)
+    assert (asked > before, trust.doubts.of_all) == (True, None)
 
 
 @pytest.mark.parametrize(("failures", "asked", "why"), [(2, 3, None), (9, 3, "away")], ids=["for a moment", "for long"])
