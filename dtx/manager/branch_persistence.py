@@ -429,15 +429,14 @@ class BrokerPersistence(BranchPersistence):
         fates: tuple[tuple[int, Fate], ...] = (),
         unit: Unit | None = None,
     ) -> None:
-        """Store the broker's message in the log. It is for people, so the same message is not written twice.
+        """Store the broker's message in the log. It is for people: the journal gets the same message only once.
 
         Raises:
             XaError: 541; the write may or may not have happened.
         """
         record = entry.record
         assert record is not None
-        known = record.stuck == reason
-        if known and unit is None:
+        if record.stuck == reason and unit is None:
             return
         await self.advance(
             entry,
@@ -449,9 +448,12 @@ class BrokerPersistence(BranchPersistence):
                 stuck=reason,
                 unit=unit,
                 fates=fates,
-                journal=None if known else entry.journal(JournalEvent.STUCK, now, actor=actor, reason=reason),
+                journal=None
+                if entry.noted == reason
+                else entry.journal(JournalEvent.STUCK, now, actor=actor, reason=reason),
             ),
         )
+        entry.noted = reason
 
     async def redirect(self, entry: BranchRuntime, to: Redirect, reason: str, now: float, actor: str) -> None:
         """Change the destination of a message that phase two cannot finish; the decision stays.

@@ -153,6 +153,7 @@ class BranchRuntime:
         "holdings",
         "id",
         "may_repeat",
+        "noted",
         "origins",
         "outcomes",
         "plan",
@@ -183,6 +184,8 @@ class BranchRuntime:
         self.progress = UnitProgress.UNSENT
         self.may_repeat = False
         """The outcome of a unit is not known, or it happened in part: messages may have been repeated."""
+        self.noted: str | None = None
+        """The reason in the last line of the journal about a stuck phase two."""
         self.asked: Operation | None = None
         """The last request before the branch was in the log."""
         self.plan: Plan | None = None
@@ -218,6 +221,7 @@ class BranchRuntime:
         """Set the id and the state from the row *record*."""
         self.id = record.id
         self.record = record
+        self.noted = record.stuck
         if record.state not in {LogState.PREPARED, LogState.HEURISTIC}:
             self.progress = UnitProgress.SENT
 
