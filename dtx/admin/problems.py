@@ -13,7 +13,7 @@ from dtx.auth.users import EditError
 from dtx.log.api import LogError
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09.errors import WireError
-from dtx.xa.codes import ReplyCode, XaError
+from dtx.xa.codes import RefusalCause, ReplyCode, XaError
 
 _log = get_logger(part="admin")
 MEDIA_TYPE: Final = "application/problem+json"
@@ -57,13 +57,21 @@ class Problem(Exception):
         status: of the answer.
         detail: text for the client, lower case, no full stop.
         headers: of the answer.
+        cause: for programs.
     """
 
-    def __init__(self, status: HTTPStatus, detail: str, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: HTTPStatus,
+        detail: str,
+        headers: dict[str, str] | None = None,
+        cause: RefusalCause | None = None,
+    ) -> None:
         super().__init__(status, detail)
         self.status = status
         self.detail = detail
         self.headers = headers
+        self.cause = cause
 
 
 def answer(status: HTTPStatus, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -85,12 +93,16 @@ _RABBITMQ: Final = {
 
 
 def _as_rabbitmq(problem: Problem) -> JSONResponse:
-    """The response for a problem, as from RabbitMQ's management API, which has 401 instead of 403."""
+    """The response for a problem, as from RabbitMQ's management API, which has 401 instead of 403.
+
+    Its ``code`` is only from dtx.
+    """
     status = problem.status if problem.status in _RABBITMQ else HTTPStatus.BAD_REQUEST
     if status is HTTPStatus.FORBIDDEN:
         status = HTTPStatus.UNAUTHORIZED
     word = _RABBITMQ.get(status, "bad_request")
-    return JSONResponse({"error": word, "reason": problem.detail}, status.value, problem.headers)
+    code = {} if problem.cause is None else {"code": problem.cause}
+    return JSONResponse({"error": word, "reason": problem.detail, **code}, status.value, problem.headers)
 
 
 def as_problem(error: Exception) -> Problem:
@@ -99,7 +111,7 @@ def as_problem(error: Exception) -> Problem:
         case Problem():
             return error
         case XaError():
-            return Problem(STATUS[error.code], error.reason)
+            return Problem(STATUS[error.code], error.reason, cause=error.cause)
         case WireError():
             return Problem(HTTPStatus.BAD_REQUEST, error.reason)
         case TokenError() | EditError():

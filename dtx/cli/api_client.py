@@ -27,11 +27,13 @@ class RequestRefused(CommandError):
     Args:
         status: HTTP status.
         sentence: the reason that the API gave.
+        cause: the code that the API gave, a value of :class:`~dtx.xa.codes.RefusalCause`; ``None`` if none.
     """
 
-    def __init__(self, status: int, sentence: str) -> None:
+    def __init__(self, status: int, sentence: str, cause: str | None = None) -> None:
         super().__init__(Exit.FAILED, sentence)
         self.status = status
+        self.cause = cause
 
 
 class Api(ABC):
@@ -187,9 +189,10 @@ def accept(response: "httpx.Response") -> None:
     try:
         problem = json.loads(response.read())
         sentence = str(problem["detail"] if "detail" in problem else problem["reason"])
+        cause = problem.get("code")
     except (ValueError, KeyError, TypeError):
-        sentence = f"the API answered {response.status_code} {response.reason_phrase}"
-    raise RequestRefused(response.status_code, sentence)
+        sentence, cause = f"the API answered {response.status_code} {response.reason_phrase}", None
+    raise RequestRefused(response.status_code, sentence, cause)
 
 
 def parsed(response: "httpx.Response") -> Any:

@@ -37,6 +37,7 @@ from dtx.cli.output import (
 )
 from dtx.config import Settings
 from dtx.wire.amqp09.properties import Property
+from dtx.xa.codes import RefusalCause
 
 _DEFAULT: Final = "amq.default"
 """The name of the default exchange in paths."""
@@ -339,7 +340,7 @@ def remove_queue(api: Api, name: str, vhost: str, yes: bool, **given: bool) -> s
     try:
         api.delete(path, **_query(given | {"if_empty": only_empty}))
     except RequestRefused as error:
-        if only_empty and not given["if_empty"] and error.sentence.endswith("not empty"):
+        if only_empty and not given["if_empty"] and error.cause == RefusalCause.NOT_EMPTY:
             why = f"queue {safe(name)} is not empty any more: to remove it with its messages, use --yes"
             raise CommandError(Exit.FAILED, why) from error
         raise

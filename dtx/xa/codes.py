@@ -81,6 +81,13 @@ _HEURISTIC_FLAG = {
 }
 
 
+class RefusalCause(StrEnum):
+    """Why an object is not deleted, for programs that use the HTTP API: AMQP has one reply code for both."""
+
+    NOT_EMPTY = "not-empty"
+    IN_USE = "in-use"
+
+
 class XaError(Exception):
     """An operation was refused, or its outcome is not known.
 
@@ -88,13 +95,21 @@ class XaError(Exception):
         code: the AMQP reply code for the peer.
         reason: for people; lower case, no full stop: what was tried, and on what.
         facts: for programs: ``state`` of the branch (503); how it ``ended``, and the time ``at`` which it ended (404).
+        cause: for programs that use the HTTP API.
     """
 
-    def __init__(self, code: ReplyCode, reason: str, facts: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        code: ReplyCode,
+        reason: str,
+        facts: Mapping[str, str] | None = None,
+        cause: RefusalCause | None = None,
+    ) -> None:
         super().__init__(code, reason)
         self.code = code
         self.reason = reason
         self.facts = facts or {}
+        self.cause = cause
 
     def __str__(self) -> str:
         return f"{self.code.value}: {self.reason}"

@@ -31,7 +31,7 @@ from dtx.store.postgres.exchanges import Changes, Exchange, Graph, Owner, Queue,
 from dtx.store.postgres.matchers import ExchangeType
 from dtx.store.postgres.queue import QueueIndex
 from dtx.wire.amqp09.errors import HardCode, WireError
-from dtx.xa.codes import ReplyCode, XaError
+from dtx.xa.codes import RefusalCause, ReplyCode, XaError
 
 RESERVED: Final = b"amq."
 """Prefix of the server's own names."""
@@ -42,9 +42,9 @@ def refused(reason: str) -> XaError:
     return XaError(ReplyCode.ACCESS_REFUSED, reason)
 
 
-def failed(reason: str) -> XaError:
+def failed(reason: str, cause: RefusalCause | None = None) -> XaError:
     """A precondition-failed (406)."""
-    return XaError(ReplyCode.PRECONDITION_FAILED, reason)
+    return XaError(ReplyCode.PRECONDITION_FAILED, reason, cause=cause)
 
 
 def check_not_default(name: bytes) -> None:
@@ -268,7 +268,7 @@ class VirtualHost(Graph):
         if exchange is None:
             return None
         if if_unused and exchange.bindings:
-            raise failed(f"{exchange.where} in use")
+            raise failed(f"{exchange.where} in use", RefusalCause.IN_USE)
         changes = Changes()
         self._drop_exchanges([exchange], changes)
         return changes.define()
@@ -445,9 +445,9 @@ class VirtualHost(Graph):
             return DeletedQueues()
         check_owner(queue, owner)
         if if_empty and queue.index.ready:
-            raise failed(f"{queue.spec.where} not empty")
+            raise failed(f"{queue.spec.where} not empty", RefusalCause.NOT_EMPTY)
         if if_unused and queue.index.consumers:
-            raise failed(f"{queue.spec.where} in use")
+            raise failed(f"{queue.spec.where} in use", RefusalCause.IN_USE)
         return self.remove_queue(queue)
 
     def remove_queue(self, queue: Queue) -> DeletedQueues:

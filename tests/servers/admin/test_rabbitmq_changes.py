@@ -131,6 +131,24 @@ def _shown(answer: Answered) -> tuple[int, Any, str | None]:
     return answer.status, found, answer.headers.get("location")
 
 
+def test_a_refused_deletion_has_a_code(shared: StandaloneStage) -> None:
+    """RabbitMQ's fields error and reason, and a code for programs."""
+    shared.declare("full")
+    shared.fill("full", b"1")
+    boss = Operator(shared.service.admin_url)
+    boss.ask("PUT", "/api/exchanges/%2F/used", {"type": "topic"})
+    boss.ask("POST", "/api/bindings/%2F/e/used/q/full", {})
+    for path, code in (("queues/%2F/full?if-empty=true", "not-empty"), ("exchanges/%2F/used?if-unused=true", "in-use")):
+        answer = boss.ask("DELETE", f"/api/{path}")
+        assert (answer.status, answer.body["error"], answer.body["code"]) == (400, "bad_request", code)
+    assert "code" not in boss.ask("DELETE", "/api/queues/%2F/none").body
+    with shared.connected() as connection:
+        connection.channel().basic_consume("full", lambda *_: None)
+        assert boss.ask("DELETE", "/api/queues/%2F/full?if-unused=true").body["code"] == "in-use"
+    for path in ("queues/%2F/full", "exchanges/%2F/used"):
+        assert boss.ask("DELETE", f"/api/{path}").status == 204
+
+
 def test_rabbitmqadmin_makes_uses_and_deletes_objects(shared_rabbitmq: RabbitNode, shared: StandaloneStage) -> None:
     boss = Operator(shared.service.admin_url)
     admin = Admin(shared_rabbitmq, boss)

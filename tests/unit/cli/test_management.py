@@ -154,16 +154,19 @@ def test_an_empty_queue_is_removed_without_a_question(server: Server, options: l
 
 
 def test_messages_that_arrive_before_the_removal_stay(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    server.answers = {"GET": counts(0, 0), "DELETE": (400, {}, b'{"reason": "queue q not empty"}')}
+    server.answers = {"GET": counts(0, 0), "DELETE": (400, {}, b'{"reason": "q has messages", "code": "not-empty"}')}
     assert run(["queue", "remove", "q"]) == 1
     error = "dtx: queue q is not empty any more: to remove it with its messages, use --yes\n"
     assert capsys.readouterr().err == error
 
 
 def test_a_used_queue_has_its_own_reason(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    server.answers = {"GET": counts(0, 0), "DELETE": (400, {}, b'{"reason": "queue q in use"}')}
+    server.answers = {
+        "GET": counts(0, 0),
+        "DELETE": (400, {}, b'{"reason": "queue q in use, not empty", "code": "in-use"}'),
+    }
     assert run(["queue", "remove", "q", "--if-unused"]) == 1
-    assert capsys.readouterr().err == "dtx: queue q in use\n"
+    assert capsys.readouterr().err == "dtx: queue q in use, not empty\n"
 
 
 def test_messages_cannot_be_viewed_again_and_again(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
