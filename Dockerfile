@@ -10,7 +10,7 @@ COPY deploy deploy
 COPY dtx dtx
 COPY migrations migrations
 # hadolint ignore=DL3013
-RUN pip install --no-cache-dir --prefix /install '.[embedded,otel]'
+RUN pip install --no-cache-dir --no-compile --root-user-action ignore --prefix /install '.[embedded,otel]'
 
 FROM python:3.13-slim
 ARG VERSION=0.1.0
@@ -20,8 +20,10 @@ LABEL org.opencontainers.image.title="dtx" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /install /usr/local
 COPY deploy/docker/healthcheck.py deploy/docker/role.py /usr/local/lib/dtx/
-RUN groupadd --system --gid 5673 dtx \
-    && useradd --system --uid 5673 --gid dtx --home-dir /var/lib/dtx --shell /usr/sbin/nologin dtx \
+# The user cannot write bytecode. Some builders round the times of files, and bytecode with a time would not be used.
+RUN python -m compileall -q --invalidation-mode unchecked-hash /usr/local/lib/python3.13 \
+    && groupadd --gid 5673 dtx \
+    && useradd --uid 5673 --gid dtx --home-dir /var/lib/dtx --shell /usr/sbin/nologin dtx \
     && install --directory --owner dtx --group dtx --mode 0700 /var/lib/dtx
 # numbers, so that Kubernetes can check that it is not root
 USER 5673:5673

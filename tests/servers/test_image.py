@@ -1,11 +1,13 @@
-"""The Dockerfile has what the package needs; no test builds the image, which needs a Docker daemon."""
+"""The Dockerfile has what the package needs. With buildah the image is built and serves; this needs no daemon."""
 
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -13,14 +15,19 @@ from pathlib import Path
 import pytest
 
 import dtx
+from dtx.client import Coordinator, XaFlag, XAResource
 from dtx.config import Settings
-from tests.support.crash import StandaloneStage
+from tests.support.client import connected, new_xid, take_all
+from tests.support.crash import PERSISTENT, StandaloneStage
 from tests.support.packaged import hadolint
 from tests.support.postgres import PostgresServer
 from tests.support.processes import free_port
+from tests.support.service import ADMIN, DtxService
 
 ROOT = Path(__file__).parents[2]
 HEALTHCHECK = ROOT / "deploy/docker/healthcheck.py"
+ISOLATION = {"BUILDAH_ISOLATION": "chroot"}
+"""Needs no right to create control groups and networks."""
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -124,3 +131,77 @@ def test_the_linter_of_dockerfiles_finds_nothing(left_out: Callable[[str], None]
         return
     done = subprocess.run([program, ROOT / "Dockerfile"], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def buildah(*words: str) -> "subprocess.CompletedProcess[str]":
+    """Run buildah, which builds images without a daemon."""
+    return subprocess.run(
+        ["buildah", *words], env=os.environ | ISOLATION, check=False, capture_output=True, text=True, timeout=280
+    )
+
+
+class ImageService(DtxService):
+    """The image as a container, with the ports of this machine."""
+
+    def __init__(self, container: str) -> None:
+        super().__init__(options=ADMIN, env=ISOLATION, start=False)
+        self._container = container
+
+    def command(self) -> list[str]:
+        """The command of the image; buildah does not use its ENTRYPOINT."""
+        variables = [f"DTX_LISTEN={self.host}:{self.port}", f"DTX_ADMIN_LISTEN=127.0.0.1:{free_port()}"]
+        options = [word for variable in variables for word in ("--env", variable)]
+        return ["buildah", "run", *options, self._container, "--", "dtx", "serve"]
+
+    def stop(self) -> int:
+        """Stop dtx itself: buildah does not pass signals on."""
+        os.kill(int(self.ready_line.rpartition("pid=")[2]), signal.SIGTERM)
+        return self.wait(60)
+
+
+@pytest.fixture
+def image(left_out: Callable[[str], None]) -> Iterator[ImageService | None]:
+    """The image, built here; ``None`` if that is not possible."""
+    base = dict(instructions())["FROM"]
+    if shutil.which("buildah") is None:
+        left_out("the image: there is no buildah to build it (Debian: apt-get install buildah)")
+        yield None
+        return
+    if buildah("pull", "--quiet", "--policy", "missing", base).returncode:
+        left_out(f"the image: {base} cannot be pulled")
+        yield None
+        return
+    built = buildah("bud", "--quiet", "--format", "docker", "--pull-never", str(ROOT))
+    assert built.returncode == 0, built.stderr
+    number = built.stdout.strip()
+    container = buildah("from", "--pull-never", number).stdout.strip()
+    try:
+        with ImageService(container) as service:
+            yield service
+    finally:
+        buildah("rm", container)
+        buildah("rmi", number)
+
+
+def test_a_container_of_the_image_keeps_its_branches(image: ImageService | None) -> None:
+    if image is None:
+        return
+    image.start()
+    xid = new_xid()
+    with connected(image.url()) as connection:
+        channel = connection.channel()
+        channel.queue_declare("q", durable=True)
+        resource = XAResource(channel)
+        resource.start(xid)
+        channel.basic_publish("", "q", b"in doubt", PERSISTENT)
+        resource.end(xid)
+        resource.prepare(xid)
+    for check in ("healthz", "readyz"):
+        with urllib.request.urlopen(f"{image.admin_url}/{check}") as answer:
+            assert answer.status == 200
+    assert image.stop() == 0
+    image.start()
+    with connected(image.url()) as connection, Coordinator(connection) as manager:
+        assert manager.commit(xid) is XaFlag.OK
+        assert take_all(connection.channel(), "q") == [b"in doubt"]
+    assert image.stop() == 0
