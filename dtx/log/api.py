@@ -77,6 +77,10 @@ class TransactionLog(Protocol):
         """Whether this dtx certainly holds the lease now (by the monotonic clock, with a margin)."""
 
     @property
+    def member(self) -> UUID | None:
+        """This dtx in the rows of branches; ``None`` if it is alone."""
+
+    @property
     def disk_full(self) -> bool:
         """Whether the database has refused a write for lack of space within the last seconds."""
 
@@ -105,8 +109,8 @@ class TransactionLog(Protocol):
             urgent: as for ``write``.
         """
 
-    def load(self) -> AsyncIterator[BranchRecord]:
-        """Every logged branch of this resource manager, without work; for startup."""
+    def load(self, member: UUID | None = None) -> AsyncIterator[BranchRecord]:
+        """Every logged branch of this resource manager, without work; only those of *member*, if it is given."""
 
     async def read_work(self, branch_id: UUID) -> list[WorkRow]:
         """The work of a branch, in order of position, bodies included."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 from uuid import UUID, uuid4
 
 import psycopg
@@ -101,7 +101,7 @@ def clock() -> float:
 
 
 class Lease:
-    """The right to be the active dtx of *rm*.
+    """The right to be the only active dtx of *rm*.
 
     Args:
         dsn: the database.
@@ -111,6 +111,12 @@ class Lease:
         keep: the retention periods of this resource manager.
         on_lost: called once when another dtx has taken the lease.
     """
+
+    is_member: ClassVar[bool] = False
+    """Whether other dtx may be active as well."""
+    _taking_sql: ClassVar[str] = _TAKE
+    _renewal_sql: ClassVar[str] = _RENEW
+    _release_sql: ClassVar[str] = _RELEASE
 
     def __init__(
         self,
@@ -130,7 +136,7 @@ class Lease:
         self.instance: UUID = uuid4()
         self.log_id: UUID | None = None
         """Id of this resource manager's log; another database may have a log of the same name."""
-        self._parameters = {
+        self._parameters: dict[str, Any] = {
             "rm": rm, "holder": holder, "process": this_process(), "instance": self.instance, "ttl": ttl,
             "journal": keep.journal, "archive": keep.archive, "audit": keep.audit,
             "duplicates": keep.duplicates,
@@ -201,7 +207,7 @@ class Lease:
             dead = instance if is_dead(process) else None
         asked = clock()
         try:
-            row = await (await connection.execute(_TAKE, self._parameters | {"dead": dead})).fetchone()
+            row = await (await connection.execute(self._taking_sql, self._parameters | {"dead": dead})).fetchone()
         except psycopg.errors.LockNotAvailable:
             # The holder stopped in the middle of a group, or its machine failed. PostgreSQL would wait for the other
             # half of the group, and keep the lock, for hours.
@@ -257,7 +263,7 @@ class Lease:
         connection = await self._connect(self._ttl / 3)
         failpoint.at(Point.LEASE_RENEW_BEFORE)
         asked = clock()
-        row = await (await connection.execute(_RENEW, self._parameters)).fetchone()
+        row = await (await connection.execute(self._renewal_sql, self._parameters)).fetchone()
         if row is None:
             self.lose()
             raise LeaseLost("another dtx has taken the lease")
@@ -291,7 +297,7 @@ class Lease:
         await asyncio.gather(*self._given_up)
 
     async def _end(self) -> None:
-        await (await self._connect(self._farewell)).execute(_RELEASE, self._parameters)
+        await (await self._connect(self._farewell)).execute(self._release_sql, self._parameters)
 
     async def _within(self, seconds: float, attempt: Coroutine[None, None, _T]) -> _T:
         """The result of *attempt*, which uses the connection.

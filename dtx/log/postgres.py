@@ -14,6 +14,7 @@ from dtx.db.connections import Dsn, require_safe
 from dtx.failpoint import Point
 from dtx.log.api import LeaseLost, LogUnavailable, OnWritten
 from dtx.log.lease import Keep, Lease
+from dtx.log.membership import Membership
 from dtx.log.queries import Fetch, LogQueries, Readers
 from dtx.log.records import JournalEntry, Line, LogWrite, Lookup
 from dtx.log.writer import Writer
@@ -35,6 +36,7 @@ class PostgresTransactionLog(LogQueries):
         url: ``postgresql://user:password@host:port/name``.
         rm: name of the resource manager; every row carries it, and one dtx at a time writes for it.
         holder: this dtx, for people; default ``host:pid``.
+        address: for other members: ``amqp://host:port``. Without one this dtx is alone.
         lease_ttl: seconds after which a standby takes over from a failed dtx.
         keep: retention periods of journal, archive, audit log and copies.
         retry_window: seconds for which a write waits for a database that is away.
@@ -53,6 +55,7 @@ class PostgresTransactionLog(LogQueries):
         rm: str,
         *,
         holder: str | None = None,
+        address: str | None = None,
         lease_ttl: float = 15.0,
         keep: Keep = Keep(),
         retry_window: float = 10.0,
@@ -66,7 +69,8 @@ class PostgresTransactionLog(LogQueries):
         self._dsn = Dsn(url)
         self._unsafe = unsafe
         holder = holder or f"{socket.gethostname()}:{os.getpid()}"
-        self._new_lease = partial(Lease, self._dsn, rm, holder, ttl=lease_ttl, keep=keep, on_lost=on_lease_lost)
+        lease = Lease if address is None else partial(Membership, address=address)
+        self._new_lease = partial(lease, self._dsn, rm, holder, ttl=lease_ttl, keep=keep, on_lost=on_lease_lost)
         self._new_writer = partial(
             Writer,
             self._dsn,
@@ -100,6 +104,8 @@ class PostgresTransactionLog(LogQueries):
         self._lease = self._new_lease()
         try:
             await self._lease.take(wait=wait, on_standby=on_standby)
+            if isinstance(self._lease, Membership):
+                await self._lease.adopt()
             self._writer = self._new_writer(lease=self._lease)
             await self._writer.start()
             self._readers = self._new_readers(instance=self._lease.instance)
@@ -148,6 +154,16 @@ class PostgresTransactionLog(LogQueries):
         """The id of this opening of the log, new for each."""
         assert self._lease is not None
         return self._lease.instance
+
+    @property
+    def membership(self) -> Membership | None:
+        """The lease, if there may be other members."""
+        return self._lease if isinstance(self._lease, Membership) else None
+
+    @property
+    def member(self) -> UUID | None:
+        """See :class:`dtx.log.api.TransactionLog`."""
+        return None if self.membership is None else self.instance
 
     @property
     def queued(self) -> int:

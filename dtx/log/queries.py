@@ -150,7 +150,7 @@ BRANCH_COLUMNS: Final = (
     branch.c.id, branch.c.vhost, branch.c.format_id, branch.c.gtrid, branch.c.bqual, branch.c.state, branch.c.owner,
     branch.c.version, branch.c.timeout, branch.c.started_at, branch.c.prepared_at, branch.c.decided_at,
     branch.c.one_phase, branch.c.publishes, branch.c.consumes, branch.c.bytes, branch.c.stuck, branch.c.outcome,
-    branch.c.published, branch.c.consumed,
+    branch.c.published, branch.c.consumed, branch.c.member,
 )  # fmt: skip
 UNSHOWN: Final = frozenset({branch.c.published.name, branch.c.consumed.name})
 """Columns that are null for people: slots of messages, of which a branch may have 100,000."""
@@ -186,9 +186,9 @@ _VHOST: Final = _given("vhost", branch.c.vhost)
 _BRANCH_ID: Final = _given("branch_id", branch.c.id)
 _AFTER: Final = _given("after", branch.c.id)
 
-LOAD: Final = Query(
-    select(*BRANCH_COLUMNS).where(branch.c.rm == _RM, branch.c.id > _AFTER).order_by(branch.c.id).limit(PAGE)
-)
+_LOAD: Final = select(*BRANCH_COLUMNS).where(branch.c.rm == _RM, branch.c.id > _AFTER).order_by(branch.c.id).limit(PAGE)
+LOAD: Final = Query(_LOAD)
+LOAD_MEMBER: Final = Query(_LOAD.where(branch.c.member == _given("member", branch.c.member)))
 LOAD_UNITS: Final = Query(
     select(*UNIT_COLUMNS)
     .where(unit.c.rm == _RM, unit.c.branch_id > _AFTER, unit.c.branch_id <= _given("last", branch.c.id))
@@ -409,7 +409,7 @@ SELECT q.queue FROM q WHERE q.rm = :rm
 def branch_record(row: Sequence[Any], units: tuple[Unit, ...]) -> BranchRecord:
     """A row of the branch columns as a value."""
     (id_, vhost, format_id, gtrid, bqual, state, owner, version, timeout, started_at, prepared_at, decided_at,
-     one_phase, publishes, consumes, bytes_, stuck, outcome, published, consumed) = row  # fmt: skip
+     one_phase, publishes, consumes, bytes_, stuck, outcome, published, consumed, member) = row  # fmt: skip
     return BranchRecord(
         id=id_,
         vhost=vhost,
@@ -430,6 +430,7 @@ def branch_record(row: Sequence[Any], units: tuple[Unit, ...]) -> BranchRecord:
         units=units,
         published=unpack_slots(published),
         consumed=unpack_slots(consumed),
+        member=member,
     )
 
 
@@ -514,11 +515,12 @@ class LogQueries(ABC):
             LogUnavailable: the log is not open.
         """
 
-    async def load(self) -> AsyncIterator[BranchRecord]:
-        """Every branch, read page by page, so that memory and transactions stay small."""
+    async def load(self, member: UUID | None = None) -> AsyncIterator[BranchRecord]:
+        """Every branch, or those of *member*, read page by page, so that memory and transactions stay small."""
         after = UUID(int=0)
+        query, of_it = (LOAD, {}) if member is None else (LOAD_MEMBER, {"member": member})
         while True:
-            rows = await self.fetch(LOAD, after=after)
+            rows = await self.fetch(query, after=after, **of_it)
             if not rows:
                 return
             last = rows[-1][0]

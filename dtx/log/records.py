@@ -173,6 +173,7 @@ class BranchRecord(NamedTuple):
         published: standalone mode: the slots of its messages, invisible while the branch is in the log. ``None`` in
             alongside mode, which distinguishes branches of the two modes.
         consumed: standalone mode: the slots of messages that it consumed; deleted when it commits. ``None`` as above.
+        member: the member that has it; ``None`` for a branch that is not written yet, and if dtx is alone.
     """
 
     id: UUID
@@ -194,6 +195,7 @@ class BranchRecord(NamedTuple):
     units: tuple[Unit, ...] = ()
     published: tuple[Slot, ...] | None = None
     consumed: tuple[Slot, ...] | None = None
+    member: UUID | None = None
 
 
 class JournalEvent(StrEnum):

@@ -52,10 +52,11 @@ OUT_OF_ORDER: Final = "DTX03"
 PROOF: Final = (
     # The lock is the proof, not the read: it waits for a successor that is taking the lease, and a later successor
     # waits for this group's commit. EXISTS would let a group commit that began before the lease was lost.
-    f"dtx.require((SELECT true FROM dtx.lease WHERE rm = $1::text AND epoch = $2::bigint FOR SHARE) IS TRUE, "
+    "dtx.require(coalesce((SELECT true FROM dtx.lease WHERE rm = $1::text AND epoch = $2::bigint FOR SHARE), "
+    "(SELECT true FROM dtx.member WHERE rm = $1::text AND epoch = $2::bigint FOR SHARE), false), "
     f"'{LEASE_LOST}', 'another dtx holds the lease')"
 )
-"""Makes a statement fail unless ``$2`` is the epoch of the lease, which cannot change until the group's commit."""
+"""Makes a statement fail unless ``$2`` is the epoch of the lease, or of a member, and keeps it until the commit."""
 
 
 def _ours(table: str) -> str:
@@ -84,7 +85,9 @@ _SLOTS: Final = Encoder(
 """The slots of one branch."""
 _XID: Final = {name: f"xid.{name}" for name in ("format_id", "gtrid", "bqual")}
 
-BRANCH: Final = fields_of(tables.branch, attributes=_XID, encoders={"published": _SLOTS, "consumed": _SLOTS})
+BRANCH: Final = fields_of(
+    tables.branch, without=("member",), attributes=_XID, encoders={"published": _SLOTS, "consumed": _SLOTS}
+)
 WORK: Final = fields_of(tables.work, without=("branch_id", "fate"))
 UNIT: Final = fields_of(tables.unit, without=("branch_id",))
 COMPLETE: Final = (Field("id", "id", uuids), Field("expect", "expect", texts), Field("version", "version", int4s))

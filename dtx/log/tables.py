@@ -107,6 +107,8 @@ branch: Final = Table(
     octets("consumed", nullable=True),
     # Marks of the exchanges that the published messages were sent to (dtx.log.changes.mark); null where unknown.
     octets("exchange_marks", nullable=True),
+    # The member that has it; null if dtx is alone. The session of the writer has the value.
+    Column("member", Uuid, server_default=text("(NULLIF(current_setting('dtx.member'::text, true), ''::text))::uuid")),
     PrimaryKeyConstraint("id", name="branch_pkey"),
     UniqueConstraint("rm", "vhost", "format_id", "gtrid", "bqual", name="branch_xid_key"),
     _holds(
@@ -385,6 +387,35 @@ lease: Final = Table(
     # One row that is updated every few seconds: it stays in its page.
     postgresql_with={"fillfactor": 10},
 )
+
+member: Final = Table(
+    "member",
+    metadata,
+    Column("instance", Uuid, nullable=False),
+    word("rm"),
+    # Unlike that of the lease, it is unique among all members, also after they have raised it.
+    Column("epoch", BigInteger, nullable=False),
+    prose("holder"),
+    prose("process", nullable=True),
+    prose("address"),
+    moment("joined_at", now=True),
+    moment("expires_at"),
+    PrimaryKeyConstraint("instance", name="member_pkey"),
+    UniqueConstraint("rm", "epoch", name="member_epoch_key"),
+    postgresql_with={"fillfactor": 10},
+)
+"""The active dtx of resource managers that have several; these hold the lease together."""
+
+member_secret: Final = Table(
+    "member_secret",
+    metadata,
+    word("rm"),
+    octets("secret"),
+    moment("made_at", now=True),
+    PrimaryKeyConstraint("rm", "secret", name="member_secret_pkey"),
+    CheckConstraint("octet_length(secret) = 32", name="member_secret_check"),
+)
+"""What members prove to each other. The two youngest are valid."""
 
 
 # The verdicts of the pipeline about all resource managers. These two tables have no column for one. A run of the

@@ -103,6 +103,11 @@ _RAISE_EPOCH: Final = Statement(
     # Waits for the lock of an old session's transaction that has proved the old epoch; a later proof of it fails.
     "UPDATE dtx.lease SET epoch = epoch + 1 WHERE rm = $1::text AND instance = $2::uuid RETURNING epoch",
 )
+_RAISE_EPOCH_OF_MEMBER: Final = Statement(
+    b"raise_epoch_of_member",
+    "UPDATE dtx.member SET epoch = nextval('dtx.member_epoch') WHERE rm = $1::text AND instance = $2::uuid "
+    "RETURNING epoch",
+)
 _LINE: Final = Statement(
     b"find_line", "SELECT count(*) FROM dtx.journal WHERE at = ($1::timestamptz[])[1] AND id = ($2::uuid[])[1]"
 )
@@ -116,7 +121,7 @@ _MESSAGE: Final = Statement(
     "SELECT count(*) FROM (SELECT 1 FROM unnest($2::bigint[], $3::bigint[]) AS u(queue, position) "
     "JOIN dtx.message m ON m.queue = u.queue AND m.position = u.position AND m.rm = $1::text LIMIT 1) AS found",
 )
-UNKNOWN_COMMIT: Final = (_END_PREDECESSOR, _RAISE_EPOCH, _LINE, _BRANCH, _MESSAGE)
+UNKNOWN_COMMIT: Final = (_END_PREDECESSOR, _RAISE_EPOCH, _RAISE_EPOCH_OF_MEMBER, _LINE, _BRANCH, _MESSAGE)
 """The statements of a session that replaces a lost one."""
 
 log = get_logger()
@@ -174,6 +179,8 @@ class Writer:
         # PostgreSQL gives up first if possible: then it is certain that nothing was written.
         self._settings = session_settings("writer", lease.instance, statement_timeout=answer_timeout * 0.8)
         self._settings |= WRITER_SETTINGS
+        if lease.is_member:
+            self._settings["dtx.member"] = str(lease.instance)
         self._durable = durable
         self._retry_window = retry_window
         self._answer_timeout = answer_timeout
@@ -463,7 +470,7 @@ class Writer:
         """Raise the epoch again: another dtx has the lease, or an abandoned session of this one has raised it late."""
         assert self._session is not None
         try:
-            self._epoch = await raise_epoch(self._session, self._rm, self._lease.instance)
+            self._epoch = await raise_epoch(self._session, self._rm, self._lease)
         except LeaseLost as error:
             self._lease.lose()
             self._stop(error)
@@ -511,7 +518,7 @@ class Writer:
             durable=self._durable,
         )
         try:
-            self._epoch = await raise_epoch(session, self._rm, self._lease.instance)
+            self._epoch = await raise_epoch(session, self._rm, self._lease)
         except BaseException:
             await session.close()
             raise
@@ -588,8 +595,8 @@ def _eight_octets(number: int) -> bytes:
     return number.to_bytes(8)
 
 
-async def raise_epoch(session: PipelineSession, rm: bytes, instance: UUID) -> int:
-    """Fence off every earlier session of this instance.
+async def raise_epoch(session: PipelineSession, rm: bytes, lease: Lease) -> int:
+    """Fence off every earlier session of the holder of *lease*.
 
     Returns:
         The epoch to write with.
@@ -599,8 +606,9 @@ async def raise_epoch(session: PipelineSession, rm: bytes, instance: UUID) -> in
         StatementRefused, SessionLost: not done.
     """
     failpoint.at(Point.EPOCH_BEFORE)
-    await session.send([(_END_PREDECESSOR, [application_name("writer", instance).encode()])])
-    answer = session.send([(_RAISE_EPOCH, [rm, instance.bytes])])
+    await session.send([(_END_PREDECESSOR, [application_name("writer", lease.instance).encode()])])
+    raising = _RAISE_EPOCH_OF_MEMBER if lease.is_member else _RAISE_EPOCH
+    answer = session.send([(raising, [rm, lease.instance.bytes])])
     failpoint.at(Point.EPOCH_SENT)
     epoch = _number(await answer)
     if epoch is None:

@@ -136,6 +136,11 @@ class MemoryLog:
         return self._holds_lease and self.reachable
 
     @property
+    def member(self) -> UUID | None:
+        """Always ``None``: it is alone."""
+        return None
+
+    @property
     def disk_full(self) -> bool:
         """Always False."""
         return False
@@ -319,7 +324,7 @@ class MemoryLog:
                 return row
         return None
 
-    async def load(self) -> AsyncIterator[BranchRecord]:
+    async def load(self, member: UUID | None = None) -> AsyncIterator[BranchRecord]:
         """Every logged branch of this resource manager."""
         self._require_reachable()
         for row in [row for row in self.database.rows.values() if row.rm == self._rm]:

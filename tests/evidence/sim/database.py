@@ -416,7 +416,7 @@ class _SimQueries(LogQueries):
         if self.database.away:
             raise LogUnavailable("the database is away")
 
-    async def load(self) -> AsyncIterator[BranchRecord]:
+    async def load(self, member: UUID | None = None) -> AsyncIterator[BranchRecord]:
         """Yield every branch."""
         await self._go()
         for record in [record async for record in self.database.tables.load()]:
@@ -516,9 +516,9 @@ def bind_group(
     return epoch, list(group), sequence
 
 
-async def raise_epoch(session: SimSession, _rm: bytes, instance: UUID) -> int:
+async def raise_epoch(session: SimSession, _rm: bytes, holder: Lease) -> int:
     """Replaces :func:`dtx.log.writer.raise_epoch`."""
-    epoch = await session.over(lambda: session.database.raise_epoch(instance))
+    epoch = await session.over(lambda: session.database.raise_epoch(holder.instance))
     assert isinstance(epoch, int)
     return epoch
 

@@ -26,7 +26,7 @@ from dtx.log.api import LogError, LogUnavailable
 from tests.support.postgres import PostgresServer
 from tests.support.processes import unmeasured
 
-HEAD = "0016"
+HEAD = "0017"
 
 
 def ours(_object: object, name: str | None, kind: str, *_: object) -> bool:

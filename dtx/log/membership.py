@@ -1,0 +1,241 @@
+"""Several active dtx of one resource manager.
+
+Theory of operation. Each member has a row ``dtx.member`` with an epoch and the end of its lease, and each branch in the
+log belongs to one member. The writer of a member proves its epoch as a dtx that is alone does. Another member that
+finds the lease of this one run out deletes its row, and then takes its branches: one transaction, so that nothing can
+write for them in between. The lease of the resource manager, ``dtx.lease``, belongs to all members together. While one
+of them is there, no dtx can take it alone, also none of a version that knows no members.
+
+PostgreSQL may be away for longer than a lease. So a member takes over only what has run out although itself has been in
+contact with the database for a whole lease: the others had this time to renew theirs. A member that handed its branches
+over, or whose process has certainly ended, is not waited for.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final
+from uuid import UUID
+
+import psycopg
+
+from dtx.db.connections import application_name, connect, session_settings
+from dtx.log.api import LogUnavailable
+from dtx.log.lease import Lease, clock, is_dead
+from dtx.telemetry import get_logger
+
+ALL_MEMBERS: Final = UUID(int=0)
+"""The instance in ``dtx.lease`` while members have the lease."""
+_WATCH: Final = 0.5
+"""Seconds between two looks at the other members."""
+_SWEEPS: Final = 60
+"""Looks between two searches for branches that belong to no member."""
+
+_JOIN: Final = """
+WITH lease AS (
+    INSERT INTO dtx.lease AS l (rm, epoch, holder, process, instance, taken_at, expires_at, retention_days,
+        archive_days, audit_days, duplicate_days)
+    SELECT %(rm)s, 1, 'members', NULL, %(all)s, clock_timestamp(), clock_timestamp() + %(ttl)s * interval '1 second',
+        %(journal)s, %(archive)s::integer, %(audit)s::integer, %(duplicates)s::integer
+    FROM set_config('lock_timeout', %(patience)s, true)
+    ON CONFLICT (rm) DO UPDATE SET epoch = l.epoch + (l.instance <> excluded.instance)::integer,
+        holder = excluded.holder, process = NULL, instance = excluded.instance,
+        taken_at = CASE l.instance WHEN excluded.instance THEN l.taken_at ELSE excluded.taken_at END,
+        expires_at = greatest(l.expires_at, excluded.expires_at), retention_days = excluded.retention_days,
+        archive_days = excluded.archive_days, audit_days = excluded.audit_days,
+        duplicate_days = excluded.duplicate_days
+    WHERE l.instance = excluded.instance OR l.expires_at < clock_timestamp() OR l.instance = %(dead)s
+    RETURNING log
+)
+INSERT INTO dtx.member (rm, instance, epoch, holder, process, address, expires_at)
+SELECT %(rm)s, %(instance)s, nextval('dtx.member_epoch'), %(holder)s, %(process)s, %(address)s,
+    clock_timestamp() + %(ttl)s * interval '1 second'
+FROM lease RETURNING epoch, (SELECT log FROM lease)
+"""
+_RENEW: Final = """
+WITH lease AS (
+    UPDATE dtx.lease SET expires_at = greatest(expires_at, clock_timestamp() + %(ttl)s * interval '1 second')
+    WHERE rm = %(rm)s AND instance = %(all)s RETURNING true
+)
+UPDATE dtx.member SET expires_at = clock_timestamp() + %(ttl)s * interval '1 second'
+FROM lease WHERE instance = %(instance)s RETURNING epoch
+"""
+_LEAVE: Final = """
+WITH lease AS (
+    UPDATE dtx.lease SET expires_at = coalesce((SELECT max(m.expires_at) FROM dtx.member m
+        WHERE m.rm = %(rm)s AND m.instance <> %(instance)s), '-infinity')
+    WHERE rm = %(rm)s AND instance = %(all)s RETURNING true
+)
+DELETE FROM dtx.member USING lease WHERE instance = %(instance)s
+"""
+_MEMBERS: Final = """
+SELECT instance, holder, process, address, expires_at < clock_timestamp() FROM dtx.member WHERE rm = %(rm)s
+ORDER BY joined_at, instance
+"""
+_ONE_AT_A_TIME: Final = "SELECT pg_try_advisory_xact_lock(hashtextextended('dtx members of ' || %(rm)s, 0))"
+_IS_MEMBER: Final = "SELECT true FROM dtx.member WHERE instance = %(instance)s FOR SHARE"
+_REMOVE: Final = """
+DELETE FROM dtx.member WHERE rm = %(rm)s AND instance = ANY(%(gone)s)
+    AND (expires_at < clock_timestamp() OR instance = ANY(%(dead)s)) RETURNING instance
+"""
+_ADOPT: Final = """
+UPDATE dtx.branch b SET member = %(instance)s WHERE b.rm = %(rm)s AND b.member IS DISTINCT FROM %(instance)s
+    AND NOT EXISTS (SELECT FROM dtx.member m WHERE m.instance = b.member)
+"""
+_END_WRITER: Final = """
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+WHERE application_name = ANY(%(writers)s) AND usename = current_user AND state <> 'idle' AND wait_event_type = 'Client'
+"""
+
+_log = get_logger(part="members")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A member of a resource manager, as the database has it.
+
+    Args:
+        instance: its id, new for each start.
+        holder: for people: ``host:pid``.
+        address: for other members: ``amqp://host:port``.
+        expired: whether its lease has run out.
+        dead: whether its process has certainly ended.
+    """
+
+    instance: UUID
+    holder: str
+    address: str
+    expired: bool
+    dead: bool
+
+
+class Membership(Lease):
+    """The right to be one of the active dtx of a resource manager; see :class:`~dtx.log.lease.Lease`.
+
+    Args:
+        address: for other members: ``amqp://host:port``.
+        arguments: of the lease.
+    """
+
+    is_member = True
+    _taking_sql = _JOIN
+    _renewal_sql = _RENEW
+    _release_sql = _LEAVE
+
+    def __init__(self, *arguments: Any, address: str, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.others: tuple[Member, ...] = ()
+        """The other members, at the last look."""
+        self._parameters |= {"address": address, "all": ALL_MEMBERS}
+        self._in_contact_since: float | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    def _extend(self, asked: float) -> None:
+        super()._extend(asked)
+        if self._in_contact_since is None:
+            self._in_contact_since = asked
+
+    async def _disconnect(self) -> None:
+        self._in_contact_since = None
+        await super()._disconnect()
+
+    async def read(self) -> tuple[Member, ...]:
+        """The other members now.
+
+        Raises:
+            LogUnavailable, psycopg.Error, OSError: the database is away.
+        """
+        async with await self._session() as session:
+            return await self._read(session)
+
+    async def adopt(self, gone: frozenset[UUID] = frozenset(), dead: frozenset[UUID] = frozenset()) -> int:
+        """Take the branches of members that are gone, and those that belong to no member.
+
+        Args:
+            gone: members whose lease may have run out. Where it has not, nothing changes.
+            dead: those of them whose process has certainly ended.
+
+        Returns:
+            The number of branches.
+
+        Raises:
+            LogUnavailable, psycopg.Error, OSError: the outcome is not known; the next attempt repeats it.
+        """
+        given = self._parameters | {"gone": list(gone), "dead": list(dead)}
+        async with await self._session() as session:
+            try:
+                async with session.transaction():
+                    cursor = session.cursor()
+                    for proof in (_ONE_AT_A_TIME, _IS_MEMBER):
+                        if await (await cursor.execute(proof, given)).fetchone() != (True,):
+                            return 0
+                    for (instance,) in await (await cursor.execute(_REMOVE, given)).fetchall():
+                        _log.warning("a member is gone, taking its branches", member=str(instance))
+                    taken = (await cursor.execute(_ADOPT, given)).rowcount
+            except psycopg.errors.LockNotAvailable:
+                # It stopped in the middle of a group: PostgreSQL would wait for the other half for hours.
+                writers = [application_name("writer", instance) for instance in gone]
+                await session.execute(_END_WRITER, {"writers": writers})
+                return 0
+            return taken
+
+    def watch(self, adopted: Callable[[], Awaitable[None]]) -> None:
+        """Look for members that are gone until :meth:`release`; *adopted* is called after branches were taken."""
+        self._watching = asyncio.create_task(self._watch(adopted), name="members")
+
+    async def release(self) -> None:
+        """Leave. The branches belong to no member then, and the others take them."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+            self._watching = None
+        await super().release()
+
+    async def _session(self) -> psycopg.AsyncConnection:
+        """A session of its own: a takeover of many branches must not delay renewals."""
+        settings = session_settings("members", self.instance, statement_timeout=self._ttl)
+        settings["lock_timeout"] = self._parameters["patience"]
+        try:
+            return await connect(self._dsn, settings, timeout=self._ttl / 3)
+        except (psycopg.Error, OSError) as error:
+            raise LogUnavailable(f"cannot connect to {self._dsn.shown}: {self._dsn.explain(error)}") from None
+
+    async def _read(self, session: psycopg.AsyncConnection) -> tuple[Member, ...]:
+        rows = await (await session.execute(_MEMBERS, self._parameters)).fetchall()
+        self.others = tuple(
+            Member(instance=instance, holder=holder, address=address, expired=expired, dead=is_dead(process))
+            for instance, holder, process, address, expired in rows
+            if instance != self.instance
+        )
+        return self.others
+
+    async def _watch(self, adopted: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                async with await self._session() as session:
+                    await self._look(session, adopted)
+            except (psycopg.Error, OSError, LogUnavailable, TimeoutError) as error:
+                _log.warning("the other members cannot be seen", error=self._dsn.explain(error))
+            except Exception:  # noqa: BLE001 - logged; if this task ended, no branch would be taken over
+                _log.exception("the look at the other members failed")
+            await asyncio.sleep(_WATCH)
+
+    async def _look(self, session: psycopg.AsyncConnection, adopted: Callable[[], Awaitable[None]]) -> None:
+        """Look at the others again and again, in one session."""
+        for look in count(1):
+            known = {member.instance for member in self.others}
+            async with asyncio.timeout(self._ttl):
+                others = await self._read(session)
+            dead = frozenset(member.instance for member in others if member.dead)
+            gone = dead | frozenset(member.instance for member in others if member.expired and self._may_take)
+            left = bool(known - {member.instance for member in others})  # or another member took its branches
+            if (gone or left or look % _SWEEPS == 0) and await self.adopt(gone, dead):
+                await adopted()
+            await asyncio.sleep(_WATCH)
+
+    @property
+    def _may_take(self) -> bool:
+        """Whether this member has been in contact for so long that others could have renewed their leases."""
+        since = self._in_contact_since
+        return self.valid and since is not None and clock() - since >= self._ttl

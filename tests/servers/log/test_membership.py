@@ -1,0 +1,165 @@
+"""Several active dtx of one resource manager: each writes its own branches, and takes those of one that is gone."""
+
+import asyncio
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from dtx.log.api import LeaseHeld, LeaseLost
+from dtx.log.membership import Membership
+from dtx.log.postgres import PostgresTransactionLog
+from tests.servers.log.conftest import OpenLog
+from tests.servers.log.test_lease import stop_renewing
+from tests.support.branches import a_branch, all_of, an_insert
+
+ADDRESS = "amqp://127.0.0.1:5672"
+TTL = 1.0
+
+
+def membership(log: PostgresTransactionLog) -> Membership:
+    """The lease of a member."""
+    assert log.membership is not None
+    return log.membership
+
+
+async def branch_of(log: PostgresTransactionLog) -> UUID:
+    """A branch that *log* has written."""
+    branch = a_branch()
+    await log.write(an_insert(branch))
+    return branch.id
+
+
+async def until_gone(log: PostgresTransactionLog, other: PostgresTransactionLog) -> None:
+    """Wait until *log* sees that the lease of *other* has run out."""
+    while True:
+        found = {member.instance: member for member in await membership(log).read()}
+        if found[other.instance].expired:
+            return
+        await asyncio.sleep(0.05)
+
+
+async def test_members_write_at_the_same_time(open_log: OpenLog) -> None:
+    first, second = [await open_log(address=ADDRESS) for _ in range(2)]
+    mine, theirs = await branch_of(first), await branch_of(second)
+    assert first.lease_valid
+    assert second.lease_valid
+    assert first.id == second.id
+    assert set(await all_of(first.load(first.member))) == {mine}
+    assert set(await all_of(first.load(second.member))) == {theirs}
+    assert set(await all_of(second.load())) == {mine, theirs}
+    (member,) = await membership(first).read()
+    assert (member.instance, member.address, member.expired, member.dead) == (second.instance, ADDRESS, False, False)
+
+
+async def test_branches_of_a_member_without_lease_are_taken(open_log: OpenLog) -> None:
+    first, second = [await open_log(address=ADDRESS, lease_ttl=TTL) for _ in range(2)]
+    theirs, mine = await branch_of(first), await branch_of(second)
+    gone = frozenset({first.instance})
+    assert await membership(second).adopt(gone) == 0  # its lease is valid
+    await stop_renewing(first)
+    await until_gone(second, first)
+    assert await membership(second).adopt(gone) == 1
+    assert set(await all_of(second.load(second.member))) == {mine, theirs}
+    with pytest.raises(LeaseLost):
+        await branch_of(first)
+    assert membership(first).lost.is_set()
+    assert set(await all_of(second.load())) == {mine, theirs}
+
+
+async def test_a_member_that_renews_late_keeps_its_branches(open_log: OpenLog) -> None:
+    first, second = [await open_log(address=ADDRESS, lease_ttl=TTL) for _ in range(2)]
+    theirs = await branch_of(first)
+    await stop_renewing(first)
+    await until_gone(second, first)
+    await membership(first).renew()
+    assert await membership(second).adopt(frozenset({first.instance})) == 0
+    assert first.lease_valid
+    assert set(await all_of(first.load(first.member))) == {theirs}
+
+
+async def test_a_member_that_leaves_hands_its_branches_over(open_log: OpenLog) -> None:
+    first, second = [await open_log(address=ADDRESS) for _ in range(2)]
+    theirs = await branch_of(first)
+    adopted = asyncio.Event()
+
+    async def note() -> None:
+        adopted.set()
+
+    await membership(second).read()
+    membership(second).watch(note)
+    await first.close()
+    await asyncio.wait_for(adopted.wait(), 5)
+    assert set(await all_of(second.load(second.member))) == {theirs}
+
+
+async def test_the_first_of_new_members_gets_all_branches(open_log: OpenLog) -> None:
+    """Those of a dtx that was alone, and those of members that have left."""
+    alone = await open_log()
+    branches = {await branch_of(alone)}
+    await alone.close()
+    for _ in range(2):
+        member = await open_log(address=ADDRESS)
+        assert set(await all_of(member.load(member.member))) == branches
+        branches.add(await branch_of(member))
+        await member.close()
+    alone = await open_log()
+    assert set(await all_of(alone.load())) == branches
+
+
+async def test_a_silent_member_takes_nothing_after_an_outage(open_log: OpenLog) -> None:
+    """Leases that ran out while the database was away are renewed, not taken."""
+    first, second = [await open_log(address=ADDRESS, lease_ttl=TTL) for _ in range(2)]
+    lease = membership(second)
+    await asyncio.sleep(TTL)
+    await lease.renew()
+    seen = [lease._may_take]
+    await stop_renewing(first)
+    await until_gone(second, first)
+    await lease._disconnect()  # as after a failed renewal
+    await lease.renew()
+    seen.append(lease._may_take)
+    await asyncio.sleep(TTL)
+    await lease.renew()
+    assert [*seen, lease._may_take] == [True, False, True]
+
+
+async def test_a_member_and_a_lone_dtx_exclude_each_other(open_log: OpenLog, migrated_postgres_url: str) -> None:
+    member = await open_log(address=ADDRESS, lease_ttl=TTL)
+    alone = PostgresTransactionLog(migrated_postgres_url, "rm", lease_ttl=TTL)
+    with pytest.raises(LeaseHeld, match="members"):
+        await alone.open(wait=False)
+    await stop_renewing(member)
+    await asyncio.wait_for(alone.open(), 5 * TTL)  # as an older version would, which knows no members
+    with pytest.raises(LeaseLost):
+        await branch_of(member)
+    with pytest.raises(LeaseHeld):
+        await PostgresTransactionLog(migrated_postgres_url, "rm", address=ADDRESS).open(wait=False)
+    await alone.close()
+
+
+async def test_a_reconnected_member_has_a_new_epoch(open_log: OpenLog, migrated_postgres_url: str) -> None:
+    """A group that its lost session sent can still come: it must not prove its epoch."""
+    first, second = [await open_log(address=ADDRESS) for _ in range(2)]
+    await branch_of(first)
+    before = first.epoch
+    with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s",
+            [f"dtx writer {first.instance}"],
+        )
+    await branch_of(first)
+    assert first.epoch > before
+    assert first.epoch != second.epoch
+    await branch_of(second)
+
+
+async def test_two_members_never_take_the_same_branches(open_log: OpenLog) -> None:
+    gone, *rest = [await open_log(address=ADDRESS, lease_ttl=TTL) for _ in range(4)]
+    theirs = {await branch_of(gone) for _ in range(20)}
+    await stop_renewing(gone)
+    await until_gone(rest[0], gone)
+    counts = await asyncio.gather(*(membership(log).adopt(frozenset({gone.instance})) for log in rest))
+    assert max(counts) == sum(counts) == len(theirs)
+    found = [set(await all_of(log.load(log.member))) for log in rest]
+    assert sorted(map(len, found)) == [0, 0, len(theirs)]
