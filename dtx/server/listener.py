@@ -35,7 +35,7 @@ _BACKLOG: Final = 1024
 """Sockets that wait to be accepted: many clients may reconnect at once."""
 
 _RESERVED: Final = 16
-"""Connections above the limit for coordinators, which complete the branches of the other clients."""
+"""Connections above the limit for coordinators and members, which complete the branches of the other clients."""
 
 _GRACE: Final = 5.0
 """Seconds after which a handshake may be ended to make room for another client."""
@@ -67,11 +67,14 @@ class Arrival:
     sample: RateSample = field(default_factory=RateSample, compare=False)
 
 
+MEMBER: Final = "dtx member"
+"""The protocol of other members."""
 _NAMES: Final = {
     Protocol.AMQP_0_9_1.value: "AMQP 0-9-1",
     Protocol.AMQP_0_9.value: "AMQP 0-9",
     Protocol.AMQP_1_0.value: "AMQP 1.0",
     Protocol.AMQP_1_0_SASL.value: "AMQP 1.0",
+    Protocol.DTX_MEMBER.value: MEMBER,
 }
 
 
@@ -259,6 +262,7 @@ class Listener:
             a branch needs their connection to the broker.
         max_handshakes: maximum number of unfinished handshakes of one address.
         coordinators: users with some places above *max_connections*.
+        members: whether other members connect, which have these places as well.
         header_timeout: seconds for the protocol header, and for a TLS handshake.
         metrics: counts the connections.
     """
@@ -269,6 +273,7 @@ class Listener:
         max_connections: int,
         max_handshakes: int,
         coordinators: frozenset[str] = frozenset(),
+        members: bool = False,
         header_timeout: float,
         metrics: Metrics,
     ) -> None:
@@ -281,6 +286,7 @@ class Listener:
         self._max_connections = max_connections
         self._max_handshakes = max_handshakes
         self._coordinators = coordinators
+        self._reserved = _RESERVED if coordinators or members else 0
         self._metrics = metrics
         self._connections: dict[AcceptedConnection, str] = {}
         """Open sockets, with the key of their address (:func:`source_of`)."""
@@ -364,8 +370,7 @@ class Listener:
         """Whether there is room for one more handshake of *source*; may end an old handshake for it."""
         handshakes = self._handshakes.get(source, {})
         if len(handshakes) < self._max_handshakes:
-            reserved = _RESERVED if self._coordinators else 0
-            if len(self._connections) + len(self._left) < self._max_connections + reserved:
+            if len(self._connections) + len(self._left) < self._max_connections + self._reserved:
                 return True
             handshakes = max(self._handshakes.values(), key=len, default={})
         oldest = next(iter(handshakes), None)
@@ -377,10 +382,14 @@ class Listener:
         return True
 
     def has_room_for(self, connection: AcceptedConnection, who: Requester) -> bool:
-        """Complete the handshake of *connection*; false if there is no room. The last places are for coordinators."""
+        """Complete the handshake of *connection*; false if there is no room.
+
+        The last places are for coordinators and members.
+        """
         within_handshake = sum(map(len, self._handshakes.values()))
         others = len(self._connections) + len(self._left) - within_handshake
-        if others >= self._max_connections and who.user not in self._coordinators:
+        is_member = connection.arrived is not None and connection.arrived.protocol == MEMBER
+        if others >= self._max_connections and not is_member and who.user not in self._coordinators:
             return False
         self._end_handshake(connection)
         _log.info("connection opened", **_described(connection))

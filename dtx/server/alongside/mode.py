@@ -165,7 +165,7 @@ async def open_alongside(
     def new_session(connection: AcceptedConnection, header: bytes) -> ProxySession | Connection10 | None:
         if header in (Protocol.AMQP_0_9_1.value, Protocol.AMQP_0_9.value):
             return ProxySession(manager, store, metrics, session_limits, connection, header)
-        if header == Protocol.AMQP_1_0_TLS.value:
+        if header in (Protocol.AMQP_1_0_TLS.value, Protocol.DTX_MEMBER.value):
             return None
         return Connection10(manager, limits_10, nodes, connection, header)
 

@@ -65,7 +65,7 @@ async def open_standalone(
         connection: StandaloneConnection | Connection10
         if header in (Protocol.AMQP_0_9_1.value, Protocol.AMQP_0_9.value):
             connection = StandaloneConnection(parts, transport)
-        elif header == Protocol.AMQP_1_0_TLS.value:
+        elif header in (Protocol.AMQP_1_0_TLS.value, Protocol.DTX_MEMBER.value):
             return None
         else:
             connection = Connection10(manager, limits_10, lambda home: StandaloneNodes(parts, home), transport, header)

@@ -60,6 +60,7 @@ class Protocol(Enum):
     AMQP_1_0 = b"AMQP\x00\x01\x00\x00"
     AMQP_1_0_TLS = b"AMQP\x02\x01\x00\x00"
     AMQP_1_0_SASL = b"AMQP\x03\x01\x00\x00"
+    DTX_MEMBER = b"DTXM\x00\x00\x01\x00"
     UNKNOWN = b""
 
 
