@@ -206,7 +206,7 @@ class Tour:
                 ("branches", "order-4713/queue"),
                 ("queues", "out"),
                 ("queue?name=out", "Purge"),
-                ("queue/delete?name=out", "Messages that are lost"),
+                ("topology?action=delete-queue&vhost=/&name=out", "Messages that are lost"),
                 ("exchanges", "amq.topic"),
                 ("exchange?name=amq.default", "Bindings from this exchange"),
                 ("connections", "under way/1"),

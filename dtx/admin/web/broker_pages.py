@@ -7,7 +7,6 @@ and write the audit log.
 import asyncio
 import json
 from base64 import b64decode
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any, Final
@@ -23,7 +22,7 @@ from dtx.admin.problems import Problem, as_problem
 from dtx.admin.rabbitmq_lists import Listed, ListQuery, Row, find, rows
 from dtx.admin.rabbitmq_rows import View, exchange_row
 from dtx.admin.safe_text import preview
-from dtx.admin.web.page_request import Fields, Visit, Visitor, build, read_form
+from dtx.admin.web.page_request import Visit, Visitor, build, read_form
 from dtx.admin.web.rendering import address, redirect_to
 from dtx.auth.roles import OperatorRole
 from dtx.log.api import LogError
@@ -45,7 +44,8 @@ _MOST_PROPERTIES: Final = 50
 """Properties of each of these messages."""
 _PROPERTY: Final = 200
 """Characters of such a property."""
-_REFUSALS: Final = (Problem, XaError, WireError, LogError)
+REFUSALS: Final = (Problem, XaError, WireError, LogError)
+"""Errors that a form shows. If its object is not there, or not for this user, there is no form to show."""
 
 
 class BrokerQuery(BaseModel):
@@ -184,7 +184,7 @@ def _may_change(visit: Visit) -> bool:
 async def show_queues(visit: Visitor, view: Seen, query: Annotated[NamedQuery, Query()]) -> Response:
     """The list of queues."""
     found = await list_page("queues", reading.queue_list(view, query.vhost or None), query)
-    return visit.show("queues.html", found=found, live="always")
+    return visit.show("queues.html", found=found, may_change=_may_change(visit), live="always")
 
 
 @router.get("/queue")
@@ -221,7 +221,7 @@ async def show_consumers(visit: Visitor, view: Seen, query: Annotated[ConsumersQ
 async def show_exchanges(visit: Visitor, view: Seen, query: Annotated[NamedQuery, Query()]) -> Response:
     """The list of exchanges."""
     found = await list_page("exchanges", reading.exchange_list(view, query.vhost or None), query)
-    return visit.show("exchanges.html", found=found, live="always")
+    return visit.show("exchanges.html", found=found, may_change=_may_change(visit), live="always")
 
 
 @router.get("/exchange")
@@ -257,93 +257,13 @@ async def show_bindings(visit: Visitor, view: Seen, query: Annotated[BindingsQue
     else:
         found = reading.binding_list(view.bindings_between(vhost, source, kind, destination))
     shown = await list_page("bindings", found, query)
-    return visit.show("bindings.html", found=shown, kind=kind, kinds=list(DestinationKind), live="always")
-
-
-# -- changes of a queue
-
-
-@router.get("/queue/purge")
-async def ask_to_purge(visit: Visitor, view: Seen, query: Annotated[ObjectQuery, Query()]) -> Response:
-    """The form that purges a queue."""
-    return _change_page(visit, view, "purge", query.vhost, query.name)
-
-
-@router.post("/queue/purge")
-async def purge_queue(request: Request, visit: Visitor, view: Seen) -> Response:
-    """Remove the ready messages of a queue."""
-    form = await read_form(request, visit)
-    vhost, name = form.exactly("vhost"), form.exactly("name")
-
-    async def work() -> str:
-        await changes.purge_queue(view, vhost, name)
-        visit.session.notice = f"The ready messages of queue {name} are removed."
-        return address("queue", vhost=vhost, name=name)
-
-    return await _change(visit, view, "purge", form, work)
-
-
-@router.get("/queue/delete")
-async def ask_to_delete(visit: Visitor, view: Seen, query: Annotated[ObjectQuery, Query()]) -> Response:
-    """The form that deletes a queue."""
-    return _change_page(visit, view, "delete", query.vhost, query.name)
-
-
-@router.post("/queue/delete")
-async def delete_queue(request: Request, visit: Visitor, view: Seen) -> Response:
-    """Delete a queue with its messages."""
-    form = await read_form(request, visit)
-    vhost, name = form.exactly("vhost"), form.exactly("name")
-    only = {key: form.one(key) == "yes" for key in ("if_unused", "if_empty")}
-
-    async def work() -> str:
-        await changes.delete_queue(view, vhost, name, **only)
-        visit.session.notice = f"Queue {name} is deleted."
-        return address("queues")
-
-    return await _change(visit, view, "delete", form, work)
-
-
-async def _change(visit: Visit, view: View, action: str, form: Fields, work: Callable[[], Awaitable[str]]) -> Response:
-    """Do *work*, which returns the address of the next page. A refusal is shown in the form."""
-    try:
-        return redirect_to(await work())
-    except _REFUSALS as error:
-        return _change_page(visit, view, action, form.exactly("vhost"), form.exactly("name"), _refusal(error), form)
-
-
-def _refusal(error: Exception) -> Problem:
-    """What a form shows of *error*. If the object is not there, or not for this user, a page of its own says so.
-
-    Raises:
-        Exception: *error*, in that case.
-    """
-    problem = as_problem(error)
-    if problem.status is HTTPStatus.FORBIDDEN or problem.status is HTTPStatus.NOT_FOUND:
-        raise error
-    return problem
-
-
-def _change_page(
-    visit: Visit,
-    view: View,
-    action: str,
-    vhost: str,
-    name: str,
-    problem: Problem | None = None,
-    form: Fields | None = None,
-) -> Response:
-    visit.who.require(changes.role_for_change(visit.who))
-    queue = view.queue(vhost, name)
     return visit.show(
-        "queue-change.html",
-        HTTPStatus.OK if problem is None else problem.status,
-        action=action,
-        queue=view.queue_row(queue),
-        bindings=len(queue.into),
-        if_unused=form is not None and form.one("if_unused") == "yes",
-        if_empty=form is not None and form.one("if_empty") == "yes",
-        problem=problem,
+        "bindings.html",
+        found=shown,
+        kind=kind,
+        kinds=list(DestinationKind),
+        may_change=_may_change(visit),
+        live="always",
     )
 
 
@@ -357,18 +277,18 @@ async def ask_to_peek(visit: Visitor, view: Seen, query: Annotated[ObjectQuery, 
 
 
 @router.post("/queue/messages")
-async def peek(request: Request, visit: Visitor, view: Seen) -> Response:
+async def peek(request: Request, visit: Visitor, view: Seen, query: Annotated[ObjectQuery, Query()]) -> Response:
     """Show the first messages of a queue, which keeps them. Viewing them is recorded in the audit log."""
     form = await read_form(request, visit)
-    vhost, name, count = form.exactly("vhost"), form.exactly("name"), form.one("count")
+    vhost, name, count = query.vhost, query.name, form.one("count")
     try:
         if not count.isdecimal() or not 1 <= int(count[:4]) <= MOST_SHOWN:
             raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"count: from 1 to {MOST_SHOWN}")
         wanted = {"count": count, "ackmode": "ack_requeue_true", "encoding": "base64", "truncate": _PREVIEW}
         body = build(changes.GetBody, wanted)
         found = await changes.take_messages(view, vhost, name, body, request.is_disconnected)
-    except _REFUSALS as error:
-        return _messages_page(visit, view, vhost, name, count, _refusal(error))
+    except REFUSALS as error:
+        return _messages_page(visit, view, vhost, name, count, as_problem(error))
     row = view.queue_row(view.queue(vhost, name))
     # In a thread, because many properties take long.
     return await asyncio.to_thread(lambda: _with_messages(visit, row, count, [_shown(each) for each in found]))
@@ -412,17 +332,19 @@ def _with_messages(
 @router.get("/publish")
 async def ask_to_publish(visit: Visitor, view: Seen, query: Annotated[PublishQuery, Query()]) -> Response:
     """The form that publishes a message."""
+    if not {"\r", "\n"}.isdisjoint(query.routing_key):
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "a form cannot send a routing key with line ends: use the API")
     return _publish_page(visit, view, query.vhost, query.exchange, {"routing_key": query.routing_key})
 
 
 @router.post("/publish")
-async def publish(request: Request, visit: Visitor, view: Seen) -> Response:
+async def publish(request: Request, visit: Visitor, view: Seen, query: Annotated[PublishQuery, Query()]) -> Response:
     """Publish a message."""
     form = await read_form(request, visit)
-    vhost, exchange = form.exactly("vhost"), form.exactly("exchange") or _DEFAULT
+    vhost, exchange = query.vhost, query.exchange
     given = {name: form.exactly(name) for name in ("routing_key", "payload", "properties", "persistent")}
     try:
-        properties = typed_properties(given["properties"])
+        properties = typed_object("properties", given["properties"])
         if given["persistent"] == "yes":
             properties = {"delivery_mode": 2} | properties
         body = build(
@@ -435,16 +357,16 @@ async def publish(request: Request, visit: Visitor, view: Seen) -> Response:
             },
         )
         answer = await changes.publish(view, vhost, exchange, body)
-    except _REFUSALS as error:
-        return _publish_page(visit, view, vhost, exchange, given, _refusal(error))
+    except REFUSALS as error:
+        return _publish_page(visit, view, vhost, exchange, given, as_problem(error))
     if not answer.routed:
         return _publish_page(visit, view, vhost, exchange, given, unrouted=True)
     visit.session.notice = "The message is published: a queue has taken it."
     return redirect_to(_place(vhost, exchange, given["routing_key"]))
 
 
-def typed_properties(text: str) -> dict[str, Any]:
-    """Properties that were typed as JSON.
+def typed_object(name: str, text: str) -> dict[str, Any]:
+    """The properties or arguments that were typed as JSON.
 
     Raises:
         Problem: 422, they are no object of JSON.
@@ -452,9 +374,9 @@ def typed_properties(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
-        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"properties: no JSON: {error}") from None
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name}: no JSON: {error}") from None
     if not isinstance(found, dict):
-        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "properties: no object of JSON")
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name}: no object of JSON")
     return found
 
 

@@ -27,7 +27,7 @@ from dtx.admin.problems import Problem
 from dtx.admin.rabbitmq_lists import Listed, Row
 from dtx.admin.rabbitmq_rows import Client, connection_row
 from dtx.admin.routes_rabbitmq import view_of
-from dtx.admin.web import account_pages, branch_pages, broker_pages, login
+from dtx.admin.web import account_pages, branch_pages, broker_pages, login, topology_pages
 from dtx.admin.web.branch_pages import attachment, contents_page
 from dtx.admin.web.broker_pages import NamedQuery, list_page
 from dtx.admin.web.history import HEIGHT, WIDTH, WINDOW_TEXTS, ago, draw
@@ -309,7 +309,8 @@ def website(context: ApiContext, pulse: LiveUpdates) -> FastAPI:
     app.state.context = context
     app.state.pulse = pulse
     app.state.sessions = Sessions()
-    for routes in (login.router, branch_pages.router, broker_pages.router, account_pages.router, router):
+    parts = (login, branch_pages, broker_pages, topology_pages, account_pages)
+    for routes in (*(part.router for part in parts), router):
         depends = [Depends(load_templates), Depends(require_known_keys)]
         app.include_router(routes, include_in_schema=False, dependencies=depends)
 

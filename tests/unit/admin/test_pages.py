@@ -8,9 +8,11 @@ from html.parser import HTMLParser
 from importlib import resources
 from types import SimpleNamespace
 from typing import Annotated, Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from fastapi import Query
+from starlette.responses import Response
 
 from dtx.admin.branch_filter import FilterForm
 from dtx.admin.forms import AuditQuery
@@ -19,10 +21,11 @@ from dtx.admin.rabbitmq_lists import Listed
 from dtx.admin.web import broker_pages
 from dtx.admin.web.account_pages import CHANGES, _typed
 from dtx.admin.web.branch_pages import asked, filter_of
-from dtx.admin.web.broker_pages import ListPage, NamedQuery, list_page, typed_properties
+from dtx.admin.web.broker_pages import ListPage, NamedQuery, ObjectQuery, list_page, typed_object
 from dtx.admin.web.live_updates import Sample, rates, take
 from dtx.admin.web.page_request import Fields, frame, known_keys, local, reads
 from dtx.admin.web.rendering import _environment_of_pages, _when, address, render
+from dtx.admin.web.topology_pages import TopologyQuery, ask_to_change_topology
 from dtx.telemetry import Metrics
 
 
@@ -195,15 +198,15 @@ async def test_a_list_is_not_sorted_by_a_field_it_lacks() -> None:
 
 @pytest.mark.parametrize(("text", "found"), [("", {}), ('{"priority": 3}', {"priority": 3})])
 def test_typed_properties_are_an_object_of_json(text: str, found: dict[str, int]) -> None:
-    assert typed_properties(text) == found
+    assert typed_object("properties", text) == found
 
 
 @pytest.mark.parametrize(
     ("text", "reason"), [("[1]", "no object of JSON"), ("{", "no JSON"), ("[" * 100_000, "no JSON")]
 )
 def test_typed_properties_that_are_no_object_are_refused(text: str, reason: str) -> None:
-    with pytest.raises(Problem, match=reason):
-        typed_properties(text)
+    with pytest.raises(Problem, match=f"properties: {reason}"):
+        typed_object("properties", text)
 
 
 def test_a_field_of_several_lines_keeps_its_line_ends() -> None:
@@ -219,45 +222,60 @@ def test_a_rate_has_few_digits_but_is_not_zero(rate: float, shown: str) -> None:
     assert _environment_of_pages.from_string("{{ rate | rate }}").render(rate=rate) == shown
 
 
-class _Inputs(HTMLParser):
-    """The values of the inputs of a page by name."""
+class _Forms(HTMLParser):
+    """The last form of a page: the query of its address, and the values of its inputs."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.values: dict[str, str | None] = {}
+        self.sent: dict[str, str | None] = {}
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
-        if tag == "input":
-            self.values[str(given["name"])] = given.get("value")
+        if tag == "form":
+            self.sent = dict(parse_qsl(urlsplit(given["action"] or "").query))
+        elif tag == "input":
+            self.sent[str(given["name"])] = given.get("value")
 
 
-ODD = ' a\u202eb\x1b"<'
+ODD = ' a\u202eb\x1b"<\r\n'
 QUEUE = {"name": ODD, "vhost": ODD, "messages_ready": 1, "messages_unacknowledged": 0, "consumers": 0}
+
+
+def exact_names(page: Response, *names: str) -> None:
+    """A name that is escaped for people would be that of another object."""
+    text = bytes(page.body).decode()
+    sent = _Forms(text).sent
+    assert {name: sent[name] for name in names} == dict.fromkeys(names, ODD)
+    assert "a\\u202eb" in text, "text for people is escaped"
 
 
 @pytest.mark.parametrize(
     ("template", "context", "names"),
     [
-        (
-            "queue-change.html",
-            {"action": "delete", "queue": QUEUE, "bindings": 1, "if_unused": False, "if_empty": False},
-            {"vhost", "name"},
-        ),
-        ("queue-messages.html", {"queue": QUEUE, "count": "1", "most": 50, "messages": None}, {"vhost", "name"}),
+        ("queue-messages.html", {"queue": QUEUE, "count": "1", "most": 50, "messages": None}, ("vhost", "name")),
         (
             "publish.html",
             {"vhost": ODD, "exchange": ODD, "given": {"routing_key": ODD}, "back": "", "unrouted": False},
-            {"vhost", "exchange", "routing_key"},
+            ("vhost", "exchange", "routing_key"),
         ),
     ],
 )
-def test_a_form_sends_exact_names(template: str, context: dict[str, Any], names: set[str]) -> None:
-    """A name that is escaped for people would be that of another object."""
-    page = bytes(render(template, {**frame(None), "problem": None, **context}).body).decode()
-    assert {name: _Inputs(page).values[name] for name in names} == dict.fromkeys(names, ODD)
-    assert "a\\u202eb" in page, "text for people is escaped"
+def test_a_form_sends_exact_names(template: str, context: dict[str, Any], names: tuple[str, ...]) -> None:
+    exact_names(render(template, {**frame(None), "problem": None, **context}), *names)
+
+
+async def test_a_form_of_a_change_sends_exact_names() -> None:
+    """Browsers change line ends in fields, so the names are in the address."""
+    view: Any = SimpleNamespace(
+        queue=lambda *_: SimpleNamespace(into=[]), queue_row=lambda _: QUEUE, users=SimpleNamespace(vhosts=[])
+    )
+    visit: Any = SimpleNamespace(
+        who=SimpleNamespace(is_token=False, require=lambda _: None),
+        show=lambda template, _, **context: render(template, {**frame(None), **context}),
+    )
+    query = TopologyQuery(action="purge-queue", vhost=ODD, name=ODD)
+    exact_names(await ask_to_change_topology(visit, view, query), "vhost", "name")
 
 
 def test_all_fields_have_exact_values() -> None:
@@ -285,7 +303,7 @@ def test_texts_of_a_client_are_cut() -> None:
 
 async def test_large_messages_are_shown_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     async def form(*_: object) -> Fields:
-        return Fields([("vhost", " a"), ("name", "q"), ("count", "1")])
+        return Fields([("count", "1")])
 
     async def messages(view: object, vhost: str, *_: object) -> list[dict[str, Any]]:
         assert vhost == " a"
@@ -300,6 +318,7 @@ async def test_large_messages_are_shown_by_a_thread(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(broker_pages, "read_form", form)
     monkeypatch.setattr("dtx.admin.routes_rabbitmq_changes.take_messages", messages)
+    query = ObjectQuery(vhost=" a", name="q")
     view: Any = SimpleNamespace(queue=lambda *_: None, queue_row=lambda _: {})
-    await broker_pages.peek(SimpleNamespace(is_disconnected=None), SimpleNamespace(show=show), view)  # type: ignore[arg-type]
+    await broker_pages.peek(SimpleNamespace(is_disconnected=None), SimpleNamespace(show=show), view, query)  # type: ignore[arg-type]
     assert {len(text) for _, text in shown[0]["properties"]} == {201}

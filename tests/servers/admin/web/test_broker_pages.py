@@ -3,15 +3,18 @@
 import contextlib
 import re
 from collections.abc import Iterator
+from html import unescape
 from urllib.parse import quote, urlencode
 
 import pika
+import psycopg
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, expect
 
 from dtx.auth.users import AccountEditor
-from tests.servers.admin.web.test_login import ask, mark_of, sign_in
+from tests.servers.admin.web.test_account_pages import send
+from tests.servers.admin.web.test_login import OBJECTS, ask, mark_of, sign_in
 from tests.support.browser import Browser, Visitor
 from tests.support.crash import Stage, StandaloneStage
 from tests.support.operator import Operator
@@ -190,13 +193,21 @@ def test_a_viewer_changes_nothing_with_a_form(tour: Tour, site: StandaloneStage)
     site.declare("orders")
     site.fill("orders", b"1")
     url = site.service.admin_url
+    boss = Operator(url)
+    boss.ask("POST", "/api/bindings/%2F/e/amq.topic/q/orders", {})
     cookie = sign_in(url, "vera", "look-4-vera")
     mark = mark_of(ask(url, "/console/", Cookie=cookie).text)
-    fields = {"mark": mark, "vhost": "/", "name": "orders", "count": "1", "routing_key": "orders", "payload": "x"}
-    for path in ("queue/purge", "queue/delete", "queue/messages", "publish"):
+    fields = {"mark": mark, "count": "1", "routing_key": "orders", "payload": "x"}
+    for action, place in OBJECTS.items():
+        fields["type"] = "topic" if action == "declare-exchange" else "classic"
+        assert ask(url, f"/console/topology?action={action}&vhost=/&{place}", fields, Cookie=cookie).status == 403
+    for path in ("queue/messages?name=orders", "publish"):
         assert ask(url, f"/console/{path}", fields, Cookie=cookie).status == 403
     assert site.count("orders") == 1
-    assert [audited(site, action)[0][0] for action in ("purge-queue", "delete-queue", "get", "publish")] == ["vera"] * 4
+    assert [row["name"] for row in boss.get("/api/queues")] == ["orders"]
+    assert len(boss.get("/api/queues/%2F/orders/bindings")) == 2
+    assert not [row for row in boss.get("/api/exchanges") if row["name"] == "new"]
+    assert [audited(site, action)[0][0] for action in (*OBJECTS, "get", "publish")] == ["vera"] * 9
 
 
 def test_a_form_changes_exactly_the_named_queue(site: StandaloneStage) -> None:
@@ -206,11 +217,94 @@ def test_a_form_changes_exactly_the_named_queue(site: StandaloneStage) -> None:
         site.declare(name)
         site.fill(name, b"1")
     cookie = sign_in(url, "guest", "guest")
-    page = ask(url, "/console/queue/purge?" + urlencode({"name": "a\u202eb"}), Cookie=cookie).text
-    fields = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', page))
-    assert ask(url, "/console/queue/purge", {**fields, "vhost": " /"}, Cookie=cookie).status == 404
-    assert ask(url, "/console/queue/purge", fields, Cookie=cookie).status == 303
+    query = urlencode({"action": "purge-queue", "vhost": "/", "name": "a\u202eb"})
+    page = ask(url, f"/console/topology?{query}", Cookie=cookie).text
+    (target,) = map(unescape, re.findall(r'action="(/console/topology[^"]*)"', page))
+    fields = {"mark": mark_of(page)}
+    assert ask(url, target.replace("%2F", "+%2F"), fields, Cookie=cookie).status == 404
+    assert ask(url, target, fields, Cookie=cookie).status == 303
     assert [site.count(name) for name in ("a\u202eb", "a\\u202eb")] == [0, 1]
+
+
+def test_names_with_line_ends_are_sent_exactly(postgres: PostgresServer, browser: Browser) -> None:
+    """Browsers change line ends in fields. Only an earlier version of dtx could declare such a queue."""
+    with StandaloneStage(postgres, options=ADMIN) as stage:
+        stage.declare("a-b")
+        stage.fill("a-b", b"1")
+        stage.service.stop()
+        with psycopg.connect(stage.database) as connection:
+            connection.execute("UPDATE dtx.queue SET name = %s", [b"a\nb"])
+        stage.service.start()
+        guest = browser.visitor(stage.service.admin_url).enter("guest", "guest", "queues")
+        guest.follow("a\\nb")
+        guest.follow("Publish a message…")
+        expect(guest.page.get_by_role("alert")).to_contain_text("a routing key with line ends: use the API")
+        guest.page.go_back()
+        guest.follow("Show messages…")
+        guest.follow("Show messages", "button")
+        assert "1 message of 1 ready" in guest.text()
+        guest.page.go_back()
+        guest.open("queue?name=a%0Ab")
+        guest.page.get_by_role("link", name="Delete queue…").click()
+        guest.page.locator("dialog .danger").click()
+        expect(guest.page.locator("main .note.good")).to_contain_text("Queue a\\nb is deleted")
+        assert stage.queues() == []
+
+
+def test_objects_are_declared_bound_and_deleted(site: StandaloneStage, guest: Visitor) -> None:
+    """A refusal is shown in the form, which keeps the fields. The audit log has each change."""
+    boss = Operator(site.service.admin_url)
+    guest.open("queues")
+    dialog = open_form(guest, "Declare queue…")
+    dialog.get_by_label("Name").fill("orders")
+    dialog.get_by_label("Type").select_option("quorum")
+    dialog.get_by_label("Durable").uncheck()
+    dialog.get_by_label("Arguments").fill('{"x-delivery-limit": 5')
+    assert "422: arguments: no JSON" in send(guest)
+    dialog.get_by_label("Arguments").fill('{"x-delivery-limit": 5}')
+    assert "412: invalid property 'non-durable' for queue 'orders'" in send(guest)
+    assert dialog.get_by_label("Arguments").input_value() == '{"x-delivery-limit": 5}'
+    dialog.get_by_label("Durable").check()
+    assert send(guest) == "Queue orders is declared."
+    row = boss.get("/api/queues/%2F/orders")
+    assert (row["type"], row["durable"], row["auto_delete"]) == ("quorum", True, False)
+    assert row["arguments"] == {"x-queue-type": "quorum", "x-delivery-limit": 5}
+    guest.open("exchanges")
+    dialog = open_form(guest, "Declare exchange…")
+    dialog.get_by_label("Name").fill("events")
+    dialog.get_by_label("Type").select_option("topic")
+    assert send(guest) == "Exchange events is declared."
+    dialog = open_form(guest, "Add binding…")
+    dialog.get_by_label("Name").fill("nothing")
+    dialog.get_by_label("Routing key").fill("order.*")
+    dialog.get_by_label("Arguments").fill('{"n": 1}')
+    assert "404: no queue 'nothing' in vhost '/'" in send(guest)
+    dialog.get_by_label("Name").fill("orders")
+    assert send(guest) == "Exchange events is bound to queue orders."
+    assert guest.page.locator("h1").inner_text() == "events"
+    guest.follow("orders")
+    dialog = open_form(guest, "Remove binding order.* to orders")
+    assert "n: 1" in dialog.inner_text()
+    assert send(guest) == "The binding from exchange events to queue orders is removed."
+    assert guest.page.locator("h1").inner_text() == "orders"
+    assert len(boss.get("/api/queues/%2F/orders/bindings")) == 1
+    guest.open("exchange?name=events")
+    open_form(guest, "Delete exchange…")
+    assert send(guest) == "Exchange events is deleted."
+    assert guest.open("exchange?name=events").status == 404
+    assert guest.open("exchange?name=amq.topic").ok
+    assert guest.page.get_by_role("link", name="Delete exchange…").count() == 0
+    for action in ("declare-queue", "declare-exchange", "bind", "unbind", "delete-exchange"):
+        assert audited(site, action)[0][2] == "done"
+    guest.require_peace()
+
+
+def open_form(visitor: Visitor, link: str) -> Locator:
+    """Open the dialogue of a form."""
+    visitor.page.get_by_role("link", name=link).click()
+    dialog = visitor.page.locator("dialog[open]")
+    dialog.wait_for()
+    return dialog
 
 
 def test_exchanges_show_their_bindings(site: StandaloneStage, guest: Visitor) -> None:
@@ -277,6 +371,6 @@ def test_alongside_a_broker_its_own_management_shows_queues(
         vera = tour.visitor("vera", "connections")
         assert "Product" not in vera.text()
         assert vera.page.get_by_role("link", name="Queues").count() == 0
-        for page in ("queues", "queue?name=out", "exchanges", "bindings", "consumers", "publish", "queue/purge?name=x"):
+        for page in ("queues", "queue?name=x", "exchanges", "bindings", "consumers", "publish", "topology?action=bind"):
             assert vera.open(page).status == 404
             assert "use the management API of RabbitMQ" in vera.text()

@@ -10,7 +10,7 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 from fastapi.routing import APIRoute
 
-from dtx.admin.web import account_pages, branch_pages, broker_pages, login
+from dtx.admin.web import account_pages, branch_pages, broker_pages, login, topology_pages
 from dtx.admin.web import site as pages
 from dtx.auth.operators import OperatorLog
 from dtx.auth.roles import OperatorRole
@@ -93,8 +93,8 @@ PAGES = {
     "exchange?name=amq.direct": OperatorRole.VIEWER,
     "bindings": OperatorRole.VIEWER,
     "consumers": OperatorRole.VIEWER,
-    "queue/purge?name=nothing": OperatorRole.OPERATOR,
-    "queue/delete?name=nothing": OperatorRole.OPERATOR,
+    "topology?action=declare-queue": OperatorRole.OPERATOR,
+    "topology?action=purge-queue&vhost=/&name=nothing": OperatorRole.OPERATOR,
     "queue/messages?name=nothing": OperatorRole.OPERATOR,
     "publish": OperatorRole.OPERATOR,
     "live": OperatorRole.VIEWER,
@@ -107,14 +107,23 @@ PAGES = {
     "change?action=make-user": OperatorRole.COORDINATOR,
 }
 """The role that each page needs."""
+OBJECTS = {
+    "declare-queue": "name=new",
+    "purge-queue": "name=orders",
+    "delete-queue": "name=orders",
+    "declare-exchange": "name=new",
+    "delete-exchange": "name=new",
+    "bind": "source=amq.topic&kind=queue&destination=orders",
+    "unbind": "source=amq.topic&kind=queue&destination=orders&key=~",
+}
+"""The object of each change of queues, exchanges and bindings, in the address of its form."""
 FORMS = {
     "decide": OperatorRole.OPERATOR,
     "bulk": OperatorRole.COORDINATOR,
     "connection/close": OperatorRole.OPERATOR,
     "change?action=make-vhost&name=made": OperatorRole.COORDINATOR,
-    "queue/purge": OperatorRole.OPERATOR,
-    "queue/delete": OperatorRole.OPERATOR,
-    "queue/messages": OperatorRole.OPERATOR,
+    **{f"topology?action={action}&vhost=/&{place}": OperatorRole.OPERATOR for action, place in OBJECTS.items()},
+    "queue/messages?name=x": OperatorRole.OPERATOR,
     "publish": OperatorRole.OPERATOR,
     "sign-out": OperatorRole.VIEWER,
 }
@@ -123,12 +132,13 @@ FORMS = {
 
 def test_every_page_and_every_form_is_here() -> None:
     there: dict[str, set[str]] = {"GET": set(), "POST": set()}
-    for part in (login, branch_pages, broker_pages, account_pages, pages):
+    for part in (login, branch_pages, broker_pages, topology_pages, account_pages, pages):
         for route in part.router.routes:
             assert isinstance(route, APIRoute)
             for method in route.methods or ():
                 there[method].add(route.path.removeprefix("/"))
     assert there["GET"] == {page.partition("?")[0] for page in PAGES} | {"sign-in", "static/{name}"}
+    assert OBJECTS.keys() == topology_pages.TOPOLOGY_CHANGES.keys()
     assert there["POST"] == {form.partition("?")[0] for form in FORMS} | {"sign-in"}
 
 
@@ -327,6 +337,7 @@ def test_pages_and_forms_are_refused_to_other_roles(site: StandaloneStage, peopl
         site.service.admin_url,
         {"vera": OperatorRole.VIEWER, "olga": OperatorRole.OPERATOR, "carla": OperatorRole.COORDINATOR}[name],
     )
+    AccountEditor(site.database, "dtx").grant(name, "/", configure=".*", write=".*", read=".*")
     cookie = sign_in(url, name, PASSWORDS[name])
     mark = mark_of(ask(url, "/console/", Cookie=cookie).text)
     for page, role in PAGES.items():

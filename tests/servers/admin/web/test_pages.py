@@ -21,8 +21,12 @@ PAGES = (
     "decide?xid={0}&action=rollback", "message?xid={0}&position=0", "reconciliation", "users", "user?name=carla",
     "permissions", "vhosts", "tokens", "quotas", "change?action=make-user", "change?action=remove-user&name=carla",
     "change?action=grant&name=carla", "change?action=make-token",
-    "queues", "queue?name={1}", "queue/purge?name={1}", "queue/delete?name={1}", "queue/messages?name={1}", "publish",
-    "exchanges", "exchange?name=amq.default", "bindings", "consumers",
+    "queues", "queue?name={1}", "queue/messages?name={1}", "publish",
+    "exchanges", "exchange?name=amq.default", "exchange?name={1}", "bindings", "consumers",
+    "topology?action=declare-queue", "topology?action=declare-exchange", "topology?action=bind&end=source",
+    *(f"topology?action={action}&vhost=/&name={{1}}" for action in ("purge-queue", "delete-queue", "delete-exchange")),
+    "topology?action=bind&vhost=/&kind=queue&destination={1}",
+    "topology?action=unbind&vhost=/&source={1}&kind=queue&destination={1}&key={1}",
 )  # fmt: skip
 
 LONG_NAME = "long-name-" * 25 + "queue"
@@ -249,8 +253,12 @@ def test_stuck_messages_are_redirected_or_discarded(
 
 @pytest.fixture(scope="module")
 def long_xid(site: StandaloneStage) -> Xid:
-    """A branch with the longest possible xid; and a queue with the longest possible name."""
+    """A branch with the longest possible xid; and a queue and an exchange with the longest possible name."""
     site.declare(LONG_NAME)
+    with site.connected() as connection:
+        channel = connection.channel()
+        channel.exchange_declare(LONG_NAME, durable=True)
+        channel.queue_bind(LONG_NAME, LONG_NAME, LONG_NAME)
     return prepared(site, b"x" * 64, bqual=bytes(range(64)))
 
 
