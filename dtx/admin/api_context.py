@@ -5,13 +5,14 @@ It has the log, the manager of the active dtx, tokens and the audit log.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
 from typing import Annotated, Any, Final, Protocol, TypeVar
 
-from fastapi import Depends, Path, Query, Request
+from fastapi import Depends, Path, Query, Request, Response
+from fastapi.routing import APIRoute
 
 from dtx import failpoint
 from dtx.admin.branch_filter import Name
@@ -359,7 +360,26 @@ def context_of(request: Request) -> ApiContext:
 
 async def identify(request: Request) -> Identity:
     """The operator that sent *request*."""
-    return await context_of(request).gate.identify(request)
+    if not hasattr(request.state, "identity"):
+        request.state.identity = await context_of(request).gate.identify(request)
+    found: Identity = request.state.identity
+    return found
+
+
+class LoginFirstRoute(APIRoute):
+    """A route with a body. FastAPI reads and parses it before the dependencies, so the sender is identified here."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler of requests."""
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+
+        async def handle_identified(request: Request) -> Response:
+            await identify(request)
+            return await handle(request)
+
+        return handle_identified
 
 
 Asker = Annotated[Identity, Depends(identify)]

@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal, Self, TypeVar
 from fastapi import APIRouter, Path, Query
 from pydantic import Field, GetPydanticSchema, model_validator
 
-from dtx.admin.api_context import API, ApiContext, Asker, Context
+from dtx.admin.api_context import API, ApiContext, Asker, Context, LoginFirstRoute
 from dtx.admin.forms import Form, Moment
 from dtx.admin.identity import Identity
 from dtx.admin.problems import refusals
@@ -36,7 +36,7 @@ _MAKE: Final = refusals({HTTPStatus.CONFLICT: "The name is in use, or the name o
 _ACCOUNT: Final = refusals(
     {HTTPStatus.CONFLICT: "There is no such user or virtual host, or the change is not possible."}
 )
-router = APIRouter(prefix=API)
+router = APIRouter(prefix=API, route_class=LoginFirstRoute)
 
 
 class AccountChange(Form):

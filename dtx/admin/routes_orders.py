@@ -14,7 +14,7 @@ from uuid import UUID
 from fastapi import APIRouter, Path
 
 from dtx.admin import forms
-from dtx.admin.api_context import API, ApiContext, Asker, ConnectionNumber, Context, Vhost, XidPath
+from dtx.admin.api_context import API, ApiContext, Asker, ConnectionNumber, Context, LoginFirstRoute, Vhost, XidPath
 from dtx.admin.identity import Identity
 from dtx.admin.problems import NOT_ACTIVE, UNKNOWN_OUTCOME, Problem, as_problem, refusals
 from dtx.admin.routes_read import ArchivedPosition, BranchId, client_of, wanted_of, xid_of
@@ -28,7 +28,7 @@ from dtx.manager.operators import OperatorAction, Order
 from dtx.manager.policies import Policies
 from dtx.xa.codes import ReplyCode, XaError
 
-router = APIRouter(prefix=API)
+router = APIRouter(prefix=API, route_class=LoginFirstRoute)
 _ORDER: Final = refusals(
     {
         HTTPStatus.BAD_REQUEST: "The xid is malformed.",

@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from dtx.admin import rabbitmq_rows as rows
-from dtx.admin.api_context import BrokerUser, GotMessage
+from dtx.admin.api_context import BrokerUser, GotMessage, LoginFirstRoute
 from dtx.admin.identity import Identity
 from dtx.admin.message_properties import properties_from_json, properties_to_json, table_from_json
 from dtx.admin.problems import NOT_ACTIVE, Problem, refusals
@@ -43,7 +43,7 @@ from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.codec import Method
 from dtx.xa.codes import ReplyCode, XaError
 
-router = APIRouter(prefix=PREFIX, tags=[TAG])
+router = APIRouter(prefix=PREFIX, tags=[TAG], route_class=LoginFirstRoute)
 HASHING: Final = "rabbit_password_hashing_sha256"
 """RabbitMQ's algorithm for hashes of passwords."""
 MOST_GOT: Final = 4 << 20

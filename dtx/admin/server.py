@@ -52,10 +52,14 @@ _MOST_HEADERS: Final = 32 * 1024
 _REQUEST_SECONDS: Final = 30
 """A request must be complete this long after the connection was made, or after the previous answer."""
 _STALL_SECONDS: Final = 60
-"""A connection whose client reads nothing of an answer for this long is closed."""
+"""A connection is closed when its client is this far behind a client that reads ``_SLOWEST``."""
+_SLOWEST: Final = 16 * 1024
+"""Bytes per second that a client must read of an answer that does not fit into the buffers."""
 _SHUTDOWN_SECONDS: Final = 5
 MOST_BODY: Final = 1 << 20
 """Bytes of a request: enough for an order with the positions of all messages of a large branch."""
+_MOST_SIGN_IN: Final = 64 << 10
+"""Bytes of the form of the sign-in, which anyone may send."""
 MOST_DEFINITIONS: Final = 4 << 20
 """Bytes of definitions to import: ten thousand queues and more."""
 _DEFINITIONS: Final = re.compile(r"/api/definitions(?:/[^/]*)?")
@@ -140,7 +144,7 @@ class Guard:
                 message["headers"] = [*given, *(pair for pair in added if pair[0] not in names)]
             await send(message)
 
-        most = MOST_DEFINITIONS if _DEFINITIONS.fullmatch(scope["path"]) else MOST_BODY
+        most = _most_body(scope["path"])
         counts = scope["path"] not in _UNCOUNTED
         self._requests += counts
         try:
@@ -169,6 +173,13 @@ class Guard:
         if scope["path"] not in _OPEN and not _is_address(name := _without_port(host)) and name not in self._names:
             detail = f"{host[:260]!r} is not a known name of this dtx: add it to --admin-host"
             raise Problem(HTTPStatus.MISDIRECTED_REQUEST, detail)
+
+
+def _most_body(path: str) -> int:
+    """Bytes that a request of *path* may have."""
+    if path == f"{PAGES}/sign-in":
+        return _MOST_SIGN_IN
+    return MOST_DEFINITIONS if _DEFINITIONS.fullmatch(path) else MOST_BODY
 
 
 def _without_port(host: str) -> str:
@@ -234,6 +245,8 @@ class _Connection(H11Protocol):
     waits_since: float | None = None
     _deadline: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
+    _patience: float = _STALL_SECONDS
+    _paused: float = 0.0
 
     def start_handshake(self, accepted: socket.socket, address: str) -> None:
         """Begin the TLS handshake of an accepted socket, which lasts until :meth:`connection_made`."""
@@ -248,6 +261,7 @@ class _Connection(H11Protocol):
         super().connection_made(transport)
         self.source = source_of(self.client[0] if self.client else "")
         self.accepted = self.waits_since = None
+        self.app = self._counted
         self._watch()
         self._make_room()
 
@@ -277,14 +291,25 @@ class _Connection(H11Protocol):
         super().on_response_complete()
         self._watch()
 
+    async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application; with each part of an answer, the client gets time to read it."""
+
+        async def count(message: Message) -> None:
+            self._patience = min(_STALL_SECONDS, self._patience + len(message.get("body", b"")) / _SLOWEST)
+            await send(message)
+
+        await self.config.loaded_app(scope, receive, count)
+
     def pause_writing(self) -> None:
-        """The client does not read; begin its deadline."""
+        """Bytes wait for the client; begin its deadline."""
         super().pause_writing()
-        self._stalled = self.loop.call_later(_STALL_SECONDS, self.give_up, "the client does not read")
+        self._paused = self.loop.time()
+        self._stalled = self.loop.call_later(self._patience, self.give_up, "the client reads too slowly")
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """The client has read most of them."""
         super().resume_writing()
+        self._patience -= self.loop.time() - self._paused
         if self._stalled is not None:
             self._stalled.cancel()
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
+import psycopg
 import pytest
 
 from dtx.auth.operators import OperatorLog
@@ -382,8 +383,12 @@ def test_messages_stay_if_the_client_has_gone(alone: StandaloneStage) -> None:
         f"Authorization: Basic {credentials}\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     address = urlsplit(alone.service.admin_url)
-    with socket.create_connection((address.hostname, address.port)) as client:
-        client.sendall(head.encode() + body)
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'dtx.audit'::regclass"
+    with psycopg.connect(alone.database) as database:
+        database.execute("LOCK TABLE dtx.audit IN EXCLUSIVE MODE")  # the request waits before it takes messages
+        with socket.create_connection((address.hostname, address.port)) as client:
+            client.sendall(head.encode() + body)
+            wait_until(lambda: database.execute(waiting).fetchone() == (1,), what="the begin of the request")
     wait_until(
         lambda: any(
             line.action == "get" and line.result for line in OperatorLog(alone.database, "dtx").audit_lines(limit=5)

@@ -1,6 +1,8 @@
 """The operators' port with clients that send nothing, send slowly or do not read. A test application runs behind it."""
 
 import asyncio
+import contextlib
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -176,6 +178,24 @@ async def test_a_client_that_does_not_read_is_closed(port: Port, monkeypatch: py
     async with asyncio.timeout(20):
         while running.server_state.connections:
             await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(("pause", "complete"), [(0.02, False), (0, True)])
+async def test_a_client_that_reads_too_slowly_is_closed(
+    port: Port, pause: float, complete: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it never stops: 5 MB a second are more than a MiB, the longest part of the answer, in each 0.4 s."""
+    monkeypatch.setattr(server, "_STALL_SECONDS", 0.4)
+    monkeypatch.setattr(server, "_SLOWEST", 20_000_000)
+    port.admin._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
+    reader, writer = await port.connect()
+    writer.write(HEAD % b"/long" + b"\r\n")
+    received = 0
+    with contextlib.suppress(ConnectionResetError):
+        while received < 64 << 20 and (part := await reader.read(100_000)):
+            received += len(part)
+            await asyncio.sleep(pause)
+    assert (received >= 64 << 20) is complete
 
 
 async def test_health_and_metrics_are_answered_beside_many_requests(
