@@ -20,6 +20,14 @@ _PROGRAMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chr
 # Chromium's sandbox needs rights that root in a container does not have; the tests open only pages of dtx
 _WORDS = ("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu")
 Scheme = Literal["light", "dark"]
+_MOST_TABS = 150
+_HIDDEN_FOCUS = """() => {
+    const item = document.activeElement, style = getComputedStyle(item), box = item.getBoundingClientRect();
+    const seen = style.outlineStyle === "solid" && parseFloat(style.outlineWidth) >= 2
+        && box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth;
+    return item === document.body || seen ? "" : item.outerHTML.slice(0, 200);
+}"""
+"""The item with the focus, unless its outline is seen."""
 
 
 @functools.cache
@@ -135,6 +143,26 @@ class Visitor:
         self.page.locator("dialog .danger").click()
         self.page.locator("main .note.good, dialog [role=alert]").first.wait_for()
         self.seen.append(self.page.content())
+
+    def press_keys(self, *steps: tuple[str, str]) -> None:
+        """Use the page with the keyboard alone. The focus must be visible all the way.
+
+        Args:
+            steps: the CSS selector of an item to reach with Tab, and what to do there: ``Enter`` or ``Space`` is
+                pressed, any other text is typed.
+        """
+        self.page.emulate_media(reduced_motion="reduce")  # items that scroll smoothly are outside for a moment
+        for selector, keys in steps:
+            self.page.locator(selector).first.wait_for()
+            for _ in range(_MOST_TABS):
+                if self.page.locator(f":is({selector}):focus").count():
+                    break
+                self.page.keyboard.press("Tab")
+                hidden = self.page.evaluate(_HIDDEN_FOCUS)
+                assert not hidden, f"the focus is not visible at {hidden}"
+            else:
+                pytest.fail(f"Tab does not reach {selector}")
+            (self.page.keyboard.press if keys in {"Enter", "Space"} else self.page.keyboard.type)(keys)
 
     def shoot(self, path: Path) -> None:
         """Take a screenshot of the whole page, or of the window if a dialogue is open."""

@@ -125,25 +125,6 @@ def test_a_change_without_the_role_is_refused_and_recorded(site: StandaloneStage
         assert line.result.startswith("403")
 
 
-def test_a_virtual_host_is_added_with_the_keyboard_alone(tour: Tour, site: StandaloneStage) -> None:
-    carla = tour.visitor("carla", "vhosts")
-    keyboard = carla.page.keyboard
-    for _ in range(30):
-        keyboard.press("Tab")
-        if carla.page.locator("#add:focus").count():
-            break
-    keyboard.press("Enter")
-    expect(carla.page.locator("dialog #field-name")).to_be_focused()
-    keyboard.press("Escape")
-    expect(carla.page.locator("#add")).to_be_focused()
-    keyboard.press("Enter")
-    expect(carla.page.locator("dialog #field-name")).to_be_focused()
-    keyboard.type("plant")
-    keyboard.press("Enter")
-    expect(carla.page.locator("main .note.good")).to_contain_text("Virtual host plant is added")
-    assert "plant" in AccountEditor(site.database, "dtx").read().vhosts
-
-
 def test_a_virtual_host_with_branches_in_doubt_is_kept(tour: Tour, site: StandaloneStage) -> None:
     prepared(site, b"stays")
     carla = tour.visitor("carla", "vhosts")

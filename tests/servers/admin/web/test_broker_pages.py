@@ -153,24 +153,6 @@ def test_a_queue_is_purged_and_deleted_after_a_confirmation(site: StandaloneStag
     guest.require_peace()
 
 
-def test_a_queue_is_purged_with_the_keyboard_alone(site: StandaloneStage, guest: Visitor) -> None:
-    site.declare("orders")
-    site.fill("orders", b"1")
-    guest.open("queue?name=orders")
-    guest.page.locator("#do-purge").focus()
-    guest.page.keyboard.press("Enter")
-    guest.page.locator("dialog[open]").wait_for()
-    guest.page.keyboard.press("Escape")
-    expect(guest.page.locator("#do-purge")).to_be_focused()
-    guest.page.keyboard.press("Enter")
-    guest.page.locator("dialog[open]").wait_for()
-    guest.page.keyboard.press("Tab")
-    expect(guest.page.locator("dialog .danger")).to_be_focused()
-    guest.page.keyboard.press("Enter")
-    expect(guest.page.locator("main .note.good")).to_contain_text("are removed")
-    assert site.count("orders") == 0
-
-
 def test_a_change_needs_the_permissions_of_the_user(tour: Tour, site: StandaloneStage) -> None:
     """An operator's tag permits the action, and the permissions of the user its queues, as for a client."""
     site.declare("orders")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
+from playwright.sync_api import expect
 
 from dtx.log.pages import VERDICT_CURSORS, last_reconciliation, verdict_page
 from dtx.log.reader import LogReader
@@ -109,7 +110,9 @@ def test_totals_are_shown_and_verdicts_are_found(tour: Tour, published: Standalo
     vera.page.locator("summary").click()
     assert "committed in rm-1 <script>alert(1)</script>" in vera.text().replace("\n", " ")
     assert "\u202e" not in vera.text()
-    vera.open("reconciliation?owner=bob")
+    vera.open("reconciliation")
+    vera.press_keys(("#owner", "bob"), ("main form .primary", "Enter"))
+    expect(rows).to_have_count(1)
     assert "known at 2026-01-02 03:04:00 UTC" in rows.inner_text().replace("\xa0", " ")
     vera.open("reconciliation?gtrid=seen")
     vera.page.locator("summary").click()
