@@ -220,6 +220,12 @@ class Settings(BaseSettings):
         "Name of this resource manager (a-z 0-9 . _ -). Of all dtx with the same name and database, one is active and "
         "the others are standbys.",
     )
+    advertise: str | None = _setting(
+        None,
+        _Group.DATABASE,
+        "amqp://host:port or amqps://host:port of this dtx for other dtx. With it, all dtx of the same rm and database "
+        "are active together; without a port, it is that of the first listener. Needs --broker and --database.",
+    )
     journal_retention: Duration = _setting(
         90.0 * DAY,
         _Group.DATABASE,
@@ -479,6 +485,8 @@ class Settings(BaseSettings):
             raise ValueError("tls_login needs tls_ca: without it, client certificates are not verified")
         if self.broker_ca is not None and self.broker is not None and not _is_amqps(self.broker):
             raise ValueError("broker_ca is given, but the broker URL begins with amqp:// and not with amqps://")
+        if self.advertise is not None:
+            _check_member(self.advertise, alone=self.broker is None or self.database is None)
         if self.default_timeout > self.max_timeout:
             raise ValueError(
                 f"default_timeout ({self.default_timeout} s) is longer than max_timeout ({self.max_timeout} s): "
@@ -562,6 +570,17 @@ class Settings(BaseSettings):
 
 def _is_amqps(url: SecretStr) -> bool:
     return urlsplit(url.get_secret_value()).scheme == "amqps"
+
+
+def _check_member(address: str, *, alone: bool) -> None:
+    """Raises ValueError: *address* is not one of a member, or a dtx without broker or database, which is *alone*."""
+    parts = urlsplit(address)
+    if parts.scheme not in {"amqp", "amqps"} or not parts.hostname or parts.path.strip("/") or parts.username:
+        raise ValueError("advertise is amqp://host:port or amqps://host:port, without user and path")
+    if alone:
+        raise ValueError(
+            "advertise needs broker and database: without a broker, or with a database of its own, dtx is alone"
+        )
 
 
 def group_of(name: str) -> str:

@@ -130,6 +130,7 @@ class Lease:
     ) -> None:
         self._dsn = dsn
         self._rm = rm
+        self.holder = holder
         self._ttl = ttl
         self._farewell = min(ttl, _FAREWELL)
         self._on_lost = on_lost

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import count
+from secrets import token_bytes
 from typing import Any, Final
 from uuid import UUID
 
@@ -73,6 +74,11 @@ _MEMBERS: Final = """
 SELECT instance, holder, process, address, expires_at < clock_timestamp() FROM dtx.member WHERE rm = %(rm)s
 ORDER BY joined_at, instance
 """
+_MAKE_PROOF: Final = """
+INSERT INTO dtx.member_secret (rm, secret) SELECT %(rm)s, %(secret)s
+WHERE NOT EXISTS (SELECT FROM dtx.member_secret WHERE rm = %(rm)s)
+"""
+_PROOFS: Final = "SELECT secret FROM dtx.member_secret WHERE rm = %(rm)s ORDER BY made_at DESC LIMIT 2"
 _ONE_AT_A_TIME: Final = "SELECT pg_try_advisory_xact_lock(hashtextextended('dtx members of ' || %(rm)s, 0))"
 _IS_MEMBER: Final = "SELECT true FROM dtx.member WHERE instance = %(instance)s FOR SHARE"
 _REMOVE: Final = """
@@ -127,8 +133,11 @@ class Membership(Lease):
         super().__init__(*arguments, **more)
         self.others: tuple[Member, ...] = ()
         """The other members, at the last look."""
+        self.secrets: tuple[bytes, ...] = ()
+        """What members prove to each other, at the last look."""
         self._parameters |= {"address": address, "all": ALL_MEMBERS}
         self._in_contact_since: float | None = None
+        self._has_unloaded = False
         self._watching: asyncio.Task[None] | None = None
 
     def _extend(self, asked: float) -> None:
@@ -147,6 +156,7 @@ class Membership(Lease):
             LogUnavailable, psycopg.Error, OSError: the database is away.
         """
         async with await self._session() as session:
+            await session.execute(_MAKE_PROOF, self._parameters | {"secret": token_bytes(32)})
             return await self._read(session)
 
     async def adopt(self, gone: frozenset[UUID] = frozenset(), dead: frozenset[UUID] = frozenset()) -> int:
@@ -202,6 +212,8 @@ class Membership(Lease):
             raise LogUnavailable(f"cannot connect to {self._dsn.shown}: {self._dsn.explain(error)}") from None
 
     async def _read(self, session: psycopg.AsyncConnection) -> tuple[Member, ...]:
+        secrets = await (await session.execute(_PROOFS, self._parameters)).fetchall()
+        self.secrets = tuple(secret for (secret,) in secrets)
         rows = await (await session.execute(_MEMBERS, self._parameters)).fetchall()
         self.others = tuple(
             Member(instance=instance, holder=holder, address=address, expired=expired, dead=is_dead(process))
@@ -231,7 +243,10 @@ class Membership(Lease):
             gone = dead | frozenset(member.instance for member in others if member.expired and self._may_take)
             left = bool(known - {member.instance for member in others})  # or another member took its branches
             if (gone or left or look % _SWEEPS == 0) and await self.adopt(gone, dead):
+                self._has_unloaded = True
+            if self._has_unloaded:
                 await adopted()
+                self._has_unloaded = False
             await asyncio.sleep(_WATCH)
 
     @property

@@ -106,6 +106,7 @@ class PostgresTransactionLog(LogQueries):
             await self._lease.take(wait=wait, on_standby=on_standby)
             if isinstance(self._lease, Membership):
                 await self._lease.adopt()
+                await self._lease.read()
             self._writer = self._new_writer(lease=self._lease)
             await self._writer.start()
             self._readers = self._new_readers(instance=self._lease.instance)

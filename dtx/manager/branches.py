@@ -11,9 +11,11 @@ import asyncio
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
+from uuid import UUID
 
 from dtx.config.rules import QuotaResource
 from dtx.log.api import LogError, TransactionLog
@@ -57,6 +59,21 @@ class Requester:
     user: str
     vhost: str
     operator: bool = False
+
+
+class Elsewhere(XaError):
+    """The branch is not here; another member of the resource manager may have it.
+
+    It is also the answer for a caller that cannot ask other members: 541, or 404 if the log does not have the branch.
+
+    Args:
+        member: that the log names; ``None`` if the log does not have the branch.
+        arguments: of the answer.
+    """
+
+    def __init__(self, member: UUID | None, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.member = member
 
 
 class WorkCache:
@@ -117,6 +134,7 @@ class Branches:
         self._tombstones: OrderedDict[tuple[str, Xid], tuple[XaFlag, float, str]] = OrderedDict()
         """Flag, end and owner of each rolled back branch; the first tombstone ends first."""
         self._cache = WorkCache(limits.cache_bytes)
+        self._ended: set[UUID] | None = None
         self._clock = time.monotonic
 
     def __len__(self) -> int:
@@ -213,12 +231,15 @@ class Branches:
             The branch; ``None`` when *reply* was called.
 
         Raises:
+            Elsewhere: another member may have the branch.
             XaError: 403; 404 for an unknown xid; 541 when the log cannot be read, or another operation takes too long.
         """
         while True:
             while (entry := self.get(who.vhost, xid)) is not None:
                 self.authorise(entry, who)
                 if entry.idle:
+                    if operation is Operation.ROLLBACK and self.may_be_another(entry):
+                        await self._look_up(who, xid, operation, entry.id)
                     return entry
                 over = entry.busy and entry.answered  # a request after the answer finds the branch ended
                 if entry.busy:
@@ -235,16 +256,40 @@ class Branches:
                 return None
             await self._look_up(who, xid, operation)
 
-    async def _look_up(self, who: Requester, xid: Xid, operation: Operation) -> None:
-        """Add a branch that only the log has. 404 is answered only when the log does not have it either."""
+    def may_have(self, vhost: str, xid: Xid) -> bool:
+        """Whether a branch is here, or a tombstone of one."""
+        return (vhost, xid) in self._known or (vhost, xid) in self._tombstones
+
+    def may_be_another(self, entry: BranchRuntime) -> bool:
+        """Whether the log may have a branch with the xid of *entry* that is another one, of another member."""
+        return entry.record is None and self._log.member is not None
+
+    async def _look_up(self, who: Requester, xid: Xid, operation: Operation, unlogged: UUID | None = None) -> None:
+        """Add a branch that only the log has. 404 is answered only when the log does not have it either.
+
+        Args:
+            who: the user of the request.
+            xid: of the branch.
+            operation: the request.
+            unlogged: the branch that is here, and not in the log: it is the requested one, unless the log has another.
+        """
         try:
             found = await self._log.lookup(who.vhost, xid)
         except LogError as error:
             raise log_failed(error, operation, xid) from error
+        member = self._log.member
         if found.branch is not None:
+            if found.branch.member != member and member is not None:
+                raise Elsewhere(
+                    found.branch.member,
+                    ReplyCode.INTERNAL_ERROR,
+                    f"another member has the branch, try again there (xid {xid})",
+                )
             if self.get(who.vhost, xid) is None:  # else another look-up has added it
                 _log.warning("branch found in the log only", xid=xid, vhost=who.vhost)
                 self.add(BranchRuntime.restored(found.branch))
+            return
+        if unlogged is not None:
             return
         # A branch that was started meanwhile is not the requested one.
         reason, facts = f"unknown xid {xid}", {}
@@ -253,6 +298,8 @@ class Branches:
             # A reply text that is too long is cut at its end, and an xid may fill all of it.
             reason = f"unknown xid, completed: {found.ending.event} at {at} (xid {xid})"
             facts = {"ended": found.ending.event, "at": at}
+        if member is not None:
+            raise Elsewhere(None, ReplyCode.NOT_FOUND, reason, facts)
         raise XaError(ReplyCode.NOT_FOUND, reason, facts)
 
     async def wait(self, entry: BranchRuntime) -> None:
@@ -305,7 +352,31 @@ class Branches:
             for event in events if self.has(entry) else ():
                 self.apply_event(entry, event)
 
+    async def give_way(self, entry: BranchRuntime) -> None:
+        """Forget *entry*: the log has another branch with its xid, which has voted, so this one cannot.
+
+        Raises:
+            XaError: 541, an operation on it takes too long.
+        """
+        _log.warning("two members had a branch with one xid", xid=entry.xid, vhost=entry.vhost)
+        self.apply_event(entry, Happened(operation=Operation.DOOM, reason="another member has a branch with its xid"))
+        while entry.busy:
+            await self.wait(entry)
+        if self.has(entry):
+            self._forget(entry)
+
+    @contextmanager
+    def noting_ends(self) -> Iterator[Collection[UUID]]:
+        """The ids of all branches that end in this context: rows of them that were read before are outdated."""
+        self._ended = ended = set[UUID]()
+        try:
+            yield ended
+        finally:
+            self._ended = None
+
     def _forget(self, entry: BranchRuntime) -> None:
+        if self._ended is not None:
+            self._ended.add(entry.id)
         key = entry.vhost, entry.xid
         if self._known.get(key) is entry:
             del self._known[key]

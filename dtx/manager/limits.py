@@ -46,6 +46,7 @@ class Limits:
         held_bytes: memory for their messages, and for unsettled deliveries of selected channels.
         cache_bytes: memory for messages of prepared branches.
         patience: seconds after which a request whose phase two is still under way is answered with 541.
+        forward_timeout: seconds for which a request is sent to the member that has its branch.
         coordinators: users that may see and complete every branch.
         quotas: of users and virtual hosts.
         disk: a directory on the log's disk; ``None`` where that is on another machine.
@@ -61,6 +62,7 @@ class Limits:
     held_bytes: int = 1 << 30
     cache_bytes: int = 64 << 20
     patience: float = 30.0
+    forward_timeout: float = 5.0
     coordinators: frozenset[str] = frozenset()
     quotas: tuple[Quota, ...] = ()
     disk: Path | None = None

@@ -13,6 +13,7 @@ from typing import Any, Final
 from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.api import LogError, TransactionLog
+from dtx.log.records import BranchRecord
 from dtx.manager.branch_persistence import DTX, BranchPersistence
 from dtx.manager.branch_runtime import TAKING, UNFINISHED, BranchRuntime
 from dtx.manager.branches import Branches
@@ -91,20 +92,14 @@ class Maintenance:
         Raises:
             LogError: the log cannot be read, or has branches of the other mode.
         """
-        pending = []
+        pending: list[BranchRuntime] = []
         strangers = 0
         local = self._durable.local
-        async for record in self._log.load():
+        async for record in self._log.load(self._log.member):
             if (record.published is not None) is not local:
                 strangers += 1
                 continue
-            entry = BranchRuntime.restored(record)
-            self._branches.add(entry)
-            failpoint.at(Point.RESTART_ROW)
-            self._durable.restore(entry, record)
-            if entry.branch.state in UNFINISHED:
-                entry.claim()  # no other operation may run until this one has ended
-                pending.append(entry)
+            self._restore(record, pending)
         if strangers:
             mode, remedy = ("a broker", "with") if local else ("dtx's own store", "without")
             raise LogError(
@@ -115,6 +110,36 @@ class Maintenance:
         async for entry in in_slices(pending, _AT_ONCE):
             self._spawn(self._resume_operation(entry))
         _log.info("branches loaded", in_doubt=len(self._branches) - len(pending), unfinished=len(pending))
+
+    async def take_over(self) -> None:
+        """Load the branches that this member has taken from others, and resume those that were unfinished.
+
+        Raises:
+            LogError: the log cannot be read.
+            XaError: 541, a branch with the xid of one of them is under way here. Call it again.
+        """
+        pending: list[BranchRuntime] = []
+        before = len(self._branches)
+        with self._branches.noting_ends() as ended:
+            async for record in self._log.load(self._log.member):
+                known = self._branches.get(record.vhost, record.xid)
+                if known is not None and known.id != record.id:
+                    await self._branches.give_way(known)
+                if record.id not in ended and self._branches.get(record.vhost, record.xid) is None:
+                    self._restore(record, pending)
+        async for entry in in_slices(pending, _AT_ONCE):
+            self._spawn(self._resume_operation(entry))
+        _log.info("branches taken over", branches=len(self._branches) - before, unfinished=len(pending))
+
+    def _restore(self, record: BranchRecord, pending: list[BranchRuntime]) -> None:
+        """Add a branch of the log; if its operation is unfinished, claim it and append it to *pending*."""
+        entry = BranchRuntime.restored(record)
+        self._branches.add(entry)
+        failpoint.at(Point.RESTART_ROW)
+        self._durable.restore(entry, record)
+        if entry.branch.state in UNFINISHED:
+            entry.claim()  # no other operation may run until this one has ended
+            pending.append(entry)
 
     async def takings_decided(self, seconds: float) -> None:
         """Wait until all messages that branches have perhaps taken are taken or put back, at most *seconds*.

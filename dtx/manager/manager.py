@@ -9,14 +9,14 @@ The loss of a client while its commit is under way does not stop the commit.
 import asyncio
 import time
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from dtx.config.rules import QuotaResource
-from dtx.log.api import TransactionLog
+from dtx.log.api import LogError, TransactionLog
 from dtx.log.records import Redirect
 from dtx.manager.branch_persistence import BranchPersistence, BrokerPersistence
-from dtx.manager.branch_runtime import TAKING, BranchDecision, BranchRuntime
-from dtx.manager.branches import Branches, Requester
+from dtx.manager.branch_runtime import TAKING, UNFINISHED, BranchDecision, BranchRuntime
+from dtx.manager.branches import Branches, Elsewhere, Requester
 from dtx.manager.broker import BrokerEffects
 from dtx.manager.effects import Effects, Reply, release
 from dtx.manager.limits import DiskAlarm, Limits, Quotas
@@ -50,10 +50,35 @@ _log = get_logger(part="manager")
 _BRANCHES: Final = QuotaResource.BRANCHES
 _IN_DOUBT: Final = QuotaResource.IN_DOUBT
 _PREPARE: Final = Operation.PREPARE
+_ROLLBACK: Final = Operation.ROLLBACK
 _START: Final = Operation.START
 _OK: Final = XaFlag.OK
 _NOTIFIED_AT_ONCE: Final = 25
 """Branches that process the loss of their channel within a millisecond."""
+
+
+class OtherMembers(Protocol):
+    """The other members of the resource manager."""
+
+    async def ask(
+        self, who: Requester, xid: Xid, operation: Operation, seconds: int, found: Elsewhere, until: float
+    ) -> XaFlag | int | None:
+        """Ask the member that has a branch to carry out an operation.
+
+        Args:
+            who: the user of the request.
+            xid: of the branch.
+            operation: the request.
+            seconds: the timeout to set.
+            found: why the branch is not here.
+            until: end of the attempts, by the clock of the event loop.
+
+        Returns:
+            The answer: a flag, or the timeout; ``None`` if the branch may be here now.
+
+        Raises:
+            XaError: the answer of the other member; 404, no member has the branch; 541, the outcome is not known.
+        """
 
 
 class BranchManager:
@@ -71,6 +96,7 @@ class BranchManager:
         self.limits = limits
         self.metrics = metrics
         self.draining = False
+        self.others: OtherMembers | None = None
         self.budget = Budget(limits.held_bytes)
         self.quotas = Quotas(limits.quotas, self.budget)
         self.disk = DiskAlarm(limits.disk, limits.disk_free, lambda: log.disk_full)
@@ -115,6 +141,10 @@ class BranchManager:
     async def takings_decided(self, seconds: float) -> None:
         """See :meth:`Maintenance.takings_decided`."""
         await self._upkeep.takings_decided(seconds)
+
+    async def take_over(self) -> None:
+        """See :meth:`Maintenance.take_over`."""
+        await self._upkeep.take_over()
 
     @property
     def is_empty(self) -> bool:
@@ -270,7 +300,12 @@ class BranchManager:
             reply: called with the answer, or with an XaError; never before this method returns.
         """
         entry = self._branches.get(who.vhost, xid)
-        if entry is None or not entry.idle or not (entry.branch.owner == who.user or self.may_control(entry, who.user)):
+        if (
+            entry is None
+            or not entry.idle
+            or not (entry.branch.owner == who.user or self.may_control(entry, who.user))
+            or (operation is _ROLLBACK and self._branches.may_be_another(entry))
+        ):
             self._answer(self._find_and_request(who, xid, operation, reply), xid, operation, reply)
             return
         if not self._begun(entry, operation, reply, who.user):
@@ -306,9 +341,77 @@ class BranchManager:
         self.spawn(answer())
 
     async def _find_and_request(self, who: Requester, xid: Xid, operation: Operation, reply: Reply) -> None:
-        entry = await self._branches.find(who, xid, operation, reply)
-        if entry is not None and not self._begun(entry, operation, reply, who.user):
-            await self._request(entry, operation, reply, who.user)
+        found = await self._find_anywhere(who, xid, operation, reply)
+        if isinstance(found, XaFlag):
+            reply(found)
+        elif isinstance(found, BranchRuntime) and not self._begun(found, operation, reply, who.user):
+            await self._request(found, operation, reply, who.user)
+
+    async def _find_anywhere(
+        self, who: Requester, xid: Xid, operation: Operation, reply: Reply, seconds: int = 0
+    ) -> BranchRuntime | XaFlag | int | None:
+        """The branch, if it is here; else the answer of the member that has it. ``None`` when *reply* was called.
+
+        Raises:
+            XaError: see :meth:`find`.
+        """
+        until = asyncio.get_running_loop().time() + self.limits.forward_timeout
+        while True:
+            try:
+                return await self._branches.find(who, xid, operation, reply)
+            except Elsewhere as found:
+                if self.others is None:
+                    raise
+                answer = await self.others.ask(who, xid, operation, seconds, found, until)
+                if answer is not None:
+                    return answer
+
+    async def ask_here(
+        self, who: Requester, xid: Xid, operation: Operation, seconds: int, *, unvoted: bool
+    ) -> XaFlag | int | None:
+        """Carry out a request that another member has received.
+
+        Args:
+            who: the user of the request.
+            xid: of the branch.
+            operation: the request.
+            seconds: the timeout to set.
+            unvoted: whether the log did not have the branch.
+
+        Returns:
+            The answer: a flag, or the timeout; ``None`` if the branch is not here.
+
+        Raises:
+            XaError: see :meth:`find`.
+        """
+        answer: asyncio.Future[XaFlag | XaError] = asyncio.get_running_loop().create_future()
+
+        def reply(found: XaFlag | XaError) -> None:
+            if not answer.done():
+                answer.set_result(found)
+
+        async def request() -> None:
+            entry = await self._branches.find(who, xid, operation, reply)
+            if operation is Operation.SET_TIMEOUT and entry is not None:
+                self._set_timeout(entry, seconds)
+            if operation in (Operation.GET_TIMEOUT, Operation.SET_TIMEOUT):
+                reply(_OK)
+            elif entry is not None and not self._begun(entry, operation, reply, who.user):
+                await self._request(entry, operation, reply, who.user)
+
+        if unvoted and not self._branches.may_have(who.vhost, xid):
+            return None
+        self._answer(request(), xid, operation, reply)
+        match await answer:
+            case Elsewhere():
+                return None
+            case XaError() as error:
+                raise error
+            case flag if operation is Operation.GET_TIMEOUT:
+                entry = self._branches.get(who.vhost, xid)
+                return None if entry is None else entry.branch.timeout
+            case flag:
+                return flag
 
     async def _request(self, entry: BranchRuntime, operation: Operation, reply: Reply, actor: str) -> None:
         if entry.branch.state in TAKING:
@@ -341,8 +444,9 @@ class BranchManager:
         Raises:
             XaError: see :meth:`find`.
         """
-        entry = await self._find_idle(who, xid, Operation.GET_TIMEOUT)
-        return entry.branch.timeout
+        found = await self._find_anywhere(who, xid, Operation.GET_TIMEOUT, _ignore_answer)
+        assert found is not None, "only a completion is answered before it is found"
+        return found.branch.timeout if isinstance(found, BranchRuntime) else found
 
     async def set_timeout(self, who: Requester, xid: Xid, seconds: int) -> None:
         """Set the timeout of a branch, seconds from now, at most ``max_timeout``; 0 sets the default again.
@@ -350,7 +454,11 @@ class BranchManager:
         Raises:
             XaError: see :meth:`find`.
         """
-        entry = await self._find_idle(who, xid, Operation.SET_TIMEOUT)
+        found = await self._find_anywhere(who, xid, Operation.SET_TIMEOUT, _ignore_answer, seconds)
+        if isinstance(found, BranchRuntime):
+            self._set_timeout(found, seconds)
+
+    def _set_timeout(self, entry: BranchRuntime, seconds: int) -> None:
         wanted = min(seconds, self.limits.max_timeout) or self.limits.default_timeout
         entry.branch, _ = step(entry.branch, SetTimeout(seconds=wanted), self._clock())
 
@@ -369,22 +477,46 @@ class BranchManager:
         Raises:
             XaError: 541 when the list could be wrong.
         """
+        listed = await self._listed_elsewhere(who)
         mine = [entry async for entry in in_slices(self._branches) if entry.vhost == who.vhost]
         for entry in [entry async for entry in in_slices(mine) if entry.uncertain and not entry.answered]:
             if entry.uncertain and entry.busy:
                 await self._branches.wait(entry)
             if entry.uncertain and not entry.busy:
                 await self._branches.reread(entry)
-        found: list[Xid] = []
-        split = 0
         async for entry in in_slices(mine):
             if _is_listed(entry) and not entry.answered and self.may_control(entry, who.user):
-                found.append(entry.xid)
-                if entry.xid == behind:
-                    split = len(found)
+                listed[entry.xid] = None
+            else:
+                listed.pop(entry.xid, None)
         if not self.log.lease_valid:
             raise XaError(ReplyCode.INTERNAL_ERROR, "recover failed: this dtx is not the active one")
+        found = list(listed)
+        split = found.index(behind) + 1 if behind in listed else 0
         return found[split:] + found[:split]
+
+    async def _listed_elsewhere(self, who: Requester) -> dict[Xid, None]:
+        """The branches of other members that a recovery scan lists, and some that this one has as well.
+
+        The log is read before the memory: a branch that is taken over meanwhile is found at least once.
+
+        Raises:
+            XaError: 541, the log cannot be read.
+        """
+        listed: dict[Xid, None] = {}
+        if self.log.member is None:
+            return listed
+        try:
+            async for record in self.log.load():
+                if record.vhost == who.vhost:
+                    entry = BranchRuntime.restored(record)
+                    # its member finishes a decided branch, and has perhaps done so: the log has the end later
+                    decided = entry.branch.state in UNFINISHED and record.stuck is None
+                    if _is_listed(entry) and not decided and self.may_control(entry, who.user):
+                        listed[record.xid] = None
+        except LogError as error:
+            raise XaError(ReplyCode.INTERNAL_ERROR, f"recover failed: {error}") from error
+        return listed
 
     # -- operators
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final, TypeAlias
+from urllib.parse import urlsplit
 
 from dtx import failpoint
 from dtx.config import Settings, redact
@@ -145,6 +146,7 @@ async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Ser
         max_connections=settings.max_connections,
         max_handshakes=settings.max_handshakes,
         coordinators=frozenset(settings.coordinator),
+        members=settings.advertise is not None,
         header_timeout=settings.header_timeout,
         metrics=metrics,
     )
@@ -157,7 +159,7 @@ async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Ser
     await _migrate(url)
     if operating is not None:
         operating.begin(url)  # a standby answers as well, with its state
-    log = await _open_log(settings, url, stack, stop, metrics)
+    log = await _open_log(settings, url, _advertised(settings, addresses[0][1]), stack, stop, metrics)
     with memory.loading():
         manager, new_session, broker_access, own_broker = await open_mode(url, log)
     await listener.accept(new_session)
@@ -238,12 +240,20 @@ def _days(seconds: float) -> int | None:
     return math.ceil(seconds / _DAY) or None
 
 
+def _advertised(settings: Settings, port: int) -> str | None:
+    """The address for other members, with the *port* of the first listener if it has none."""
+    if settings.advertise is None or urlsplit(settings.advertise).port is not None:
+        return settings.advertise
+    return f"{settings.advertise.rstrip('/')}:{port}"
+
+
 async def _open_log(
-    settings: Settings, url: str, stack: AsyncExitStack, stop: _Stop, metrics: Metrics
+    settings: Settings, url: str, address: str | None, stack: AsyncExitStack, stop: _Stop, metrics: Metrics
 ) -> PostgresTransactionLog:
     log = PostgresTransactionLog(
         url,
         settings.rm,
+        address=address,
         lease_ttl=settings.lease_ttl,
         keep=Keep(
             journal=max(1, round(settings.journal_retention / _DAY)),

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from dtx.config import Settings, broker_vhost
+from dtx.log.membership import Membership
 from dtx.log.postgres import PostgresTransactionLog
 from dtx.manager import BranchManager, Limits
 from dtx.server.alongside.amqp10.nodes import BrokerNodes
@@ -16,6 +17,8 @@ from dtx.server.amqp10.connection import Amqp10Limits as Limits10
 from dtx.server.amqp10.nodes import Home
 from dtx.server.limits import SessionLimits
 from dtx.server.listener import AcceptedConnection, NewSession
+from dtx.server.members.forwarding import Forwarding
+from dtx.server.members.server import PeerServer, PeerSession
 from dtx.store.rabbitmq.commit_connection import CommitSettings
 from dtx.store.rabbitmq.copies import CopyRegister
 from dtx.store.rabbitmq.identity import BrokerIdentity, NameTaken
@@ -156,20 +159,42 @@ async def open_alongside(
     await manager.start()
     loaded.set()
     await manager.takings_decided(_TAKINGS)
+    peers = None if log.membership is None else _join(settings, manager, log.membership, stack)
     limits_10 = Limits10.of(settings)
     session_limits = SessionLimits.of(settings)
 
     def nodes(home: Home) -> BrokerNodes:
         return BrokerNodes(store, metrics, settings.max_kept_bytes, home)
 
-    def new_session(connection: AcceptedConnection, header: bytes) -> ProxySession | Connection10 | None:
+    def new_session(connection: AcceptedConnection, header: bytes) -> ProxySession | Connection10 | PeerSession | None:
         if header in (Protocol.AMQP_0_9_1.value, Protocol.AMQP_0_9.value):
             return ProxySession(manager, store, metrics, session_limits, connection, header)
-        if header in (Protocol.AMQP_1_0_TLS.value, Protocol.DTX_MEMBER.value):
+        if header == Protocol.DTX_MEMBER.value:
+            return None if peers is None else peers.session(connection)
+        if header == Protocol.AMQP_1_0_TLS.value:
             return None
         return Connection10(manager, limits_10, nodes, connection, header)
 
     return manager, new_session, store
+
+
+def _join(settings: Settings, manager: BranchManager, membership: Membership, stack: AsyncExitStack) -> PeerServer:
+    """Let other members forward their requests here, and take over from them when they are gone."""
+    tls = ssl.create_default_context(cafile=settings.tls_ca)
+    if settings.tls_cert is not None:
+        tls.load_cert_chain(settings.tls_cert, settings.tls_key)
+    forwarding = Forwarding(manager, membership, tls)
+    peers = PeerServer(
+        membership.holder,
+        lambda: membership.secrets,
+        forwarding.handle,
+        handshake_timeout=settings.handshake_timeout,
+    )
+    stack.push_async_callback(peers.close)
+    stack.push_async_callback(forwarding.close)
+    manager.others = forwarding
+    membership.watch(manager.take_over)
+    return peers
 
 
 async def _claim_name(broker: Broker, identity: BrokerIdentity, vhost: str) -> None:

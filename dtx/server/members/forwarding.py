@@ -1,0 +1,169 @@
+"""Requests for branches that other members have.
+
+Theory of operation. The log names the member of every branch that has voted. A branch that has not voted is in the
+memory of one member only. So a request for an xid that neither the memory here nor the log has goes to all members, and
+the log is read once more afterwards: the branch may have voted and ended in between. Only then is the answer 404.
+
+A request makes one hop. A member that does not have the branch says so, and the sender begins again. It also begins
+again while the member does not answer, and as long as there is time: that member may be gone, and another one takes its
+branches. Without an answer in time the outcome is not known, and the answer is 541.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from typing import Any, Final
+from uuid import UUID
+
+import psycopg
+
+from dtx.log.api import LogError
+from dtx.log.membership import Member, Membership
+from dtx.manager import BranchManager, Requester
+from dtx.manager.branches import Elsewhere
+from dtx.server.members.client import PeerClient, PeerLost, PeerUnreachable
+from dtx.telemetry import get_logger
+from dtx.xa.codes import ReplyCode, XaError, XaFlag
+from dtx.xa.model import Operation
+from dtx.xa.xid import Xid
+
+_log = get_logger(part="members")
+
+_PAUSE: Final = 0.1
+"""Seconds before a request begins again."""
+_FORWARDED: Final = frozenset(
+    {
+        Operation.PREPARE, Operation.COMMIT, Operation.ONE_PHASE, Operation.ROLLBACK, Operation.FORGET,
+        Operation.GET_TIMEOUT, Operation.SET_TIMEOUT,
+    }
+)  # fmt: skip
+
+
+class Forwarding:
+    """Sends requests to the members that have their branches, and handles those of other members.
+
+    Args:
+        manager: of this member.
+        membership: of this member; knows the others.
+        tls: for connections to other members.
+    """
+
+    def __init__(self, manager: BranchManager, membership: Membership, tls: ssl.SSLContext) -> None:
+        self._manager = manager
+        self._membership = membership
+        self._tls = tls
+        self._clients: dict[UUID, PeerClient] = {}
+
+    async def close(self) -> None:
+        """Close the connections to other members."""
+        await asyncio.gather(*(client.close() for client in self._clients.values()))
+
+    # -- requests of clients
+
+    async def ask(
+        self, who: Requester, xid: Xid, operation: Operation, seconds: int, found: Elsewhere, until: float
+    ) -> XaFlag | int | None:
+        """See :class:`~dtx.manager.manager.OtherMembers`."""
+        loop = asyncio.get_running_loop()
+        request = {
+            "vhost": who.vhost, "user": who.user, "operator": who.operator, "operation": operation.value,
+            "seconds": seconds, "xid": str(xid), "unvoted": found.member is None,
+        }  # fmt: skip
+        reason = "no member has it now"
+        try:
+            members = await self._members(found.member)
+            left = until - loop.time()
+            answers = await asyncio.gather(*(self._ask(member, request, left) for member in members))
+        except (psycopg.Error, OSError, LogError) as error:
+            reason = str(error)
+        else:
+            for answer in answers:
+                if isinstance(answer, dict):
+                    return _read(answer)
+            for answer in answers:
+                if isinstance(answer, PeerLost):
+                    text = f"another member has not answered, so the outcome is not known: {answer} (xid {xid})"
+                    raise XaError(ReplyCode.INTERNAL_ERROR, text)
+            unreachable = [str(answer) for answer in answers if answer is not None]
+            if unreachable:
+                reason = unreachable[0]
+            elif found.member is None:
+                await self._look_again(who, xid, found)
+        if loop.time() + _PAUSE >= until:
+            raise XaError(
+                ReplyCode.INTERNAL_ERROR, f"another member may have the branch, try again: {reason} (xid {xid})"
+            )
+        await asyncio.sleep(_PAUSE)
+        return None
+
+    async def _members(self, wanted: UUID | None) -> list[Member]:
+        """The other members, or the wanted one of them. It may be gone; then another one takes its branches soon."""
+        others = self._membership.others
+        if wanted is None or all(member.instance != wanted for member in others):
+            others = await self._membership.read()
+            known = {member.instance for member in others}
+            for instance in self._clients.keys() - known:
+                client = self._clients.pop(instance)
+                await client.close()
+        return [member for member in others if wanted is None or member.instance == wanted]
+
+    async def _ask(
+        self, member: Member, request: Mapping[str, Any], seconds: float
+    ) -> dict[str, Any] | PeerUnreachable | PeerLost | None:
+        """The answer of *member*, or why there is none; ``None`` if it does not have the branch."""
+        client = self._clients.get(member.instance)
+        if client is None:
+            lease = self._membership
+            client = PeerClient(member.address, lease.holder, lambda: lease.secrets, self._tls)
+            self._clients[member.instance] = client
+        try:
+            answer = await client.ask(request, seconds)
+        except (PeerUnreachable, PeerLost) as error:
+            return error
+        return None if "elsewhere" in answer else answer
+
+    async def _look_again(self, who: Requester, xid: Xid, found: Elsewhere) -> None:
+        """Raise the 404, unless the log has the branch or another ending of it now."""
+        try:
+            lookup = await self._manager.log.lookup(who.vhost, xid)
+        except LogError as error:
+            raise XaError(ReplyCode.INTERNAL_ERROR, f"the log cannot be read: {error} (xid {xid})") from error
+        if lookup.branch is None and (lookup.ending is None or found.facts.get("ended") == lookup.ending.event):
+            raise XaError(found.code, found.reason, found.facts)
+
+    # -- requests of other members
+
+    async def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Carry out a request of another member. Its user has logged in there; this member checks what they may do.
+
+        Raises:
+            KeyError, ValueError, TypeError: it is malformed.
+        """
+        operation = Operation(request["operation"])
+        if operation not in _FORWARDED:
+            raise ValueError(f"{operation} is not forwarded")
+        who = Requester(str(request["user"]), str(request["vhost"]), operator=request["operator"] is True)
+        try:
+            answer = await self._manager.ask_here(
+                who,
+                Xid.parse(request["xid"]),
+                operation,
+                int(request["seconds"]),
+                unvoted=request["unvoted"] is True,
+            )
+        except XaError as error:
+            return {"code": int(error.code), "reason": error.reason, "facts": dict(error.facts)}
+        if answer is None:
+            return {"elsewhere": True}
+        return {"flag": answer.name} if isinstance(answer, XaFlag) else {"seconds": answer}
+
+
+def _read(answer: Mapping[str, Any]) -> XaFlag | int:
+    """The answer of another member.
+
+    Raises:
+        XaError: the other member has refused the request.
+    """
+    if "code" in answer:
+        raise XaError(ReplyCode(answer["code"]), answer["reason"], answer["facts"])
+    return XaFlag[answer["flag"]] if "flag" in answer else int(answer["seconds"])

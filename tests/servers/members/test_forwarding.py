@@ -1,0 +1,163 @@
+"""A branch of one member is completed through another."""
+
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from dtx.client import XAER_NOTA, XAER_RMERR, XAER_RMFAIL, Coordinator, XaFlag, Xid
+from tests.support.client import connected, new_xid
+from tests.support.crash import Stage, work
+
+
+def prepared(stage: Stage, queue: str, *bodies: bytes) -> Xid:
+    """A branch of the first member that has voted."""
+    with stage.connected() as connection:
+        xa, xid = work(connection.channel(), publish={queue: list(bodies)})
+        assert xa.prepare(xid) is XaFlag.OK
+    return xid
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "rollback"])
+def test_a_prepared_branch_ends_through_another_member(stage: Stage, commit: bool) -> None:
+    other, queue = stage.another_service(), stage.declare("q")
+    stage.fill(queue, b"in")
+    with stage.connected() as connection:
+        xa, xid = work(connection.channel(), publish={queue: [b"out"]}, consume={queue: 1})
+        assert xa.prepare(xid) is XaFlag.OK
+        with stage.coordinator(other) as coordinator, stage.coordinator() as mine:
+            assert list(coordinator.recover()) == list(mine.recover()) == [xid]
+            assert (coordinator.commit if commit else coordinator.rollback)(xid) is XaFlag.OK
+            assert list(coordinator.recover()) == list(mine.recover()) == []
+            ending = "committed" if commit else "rolled-back"
+            for each in (coordinator, mine):
+                with pytest.raises(XAER_NOTA, match=f"completed: {ending}"):
+                    each.commit(xid)
+    assert stage.bodies(queue) == ([b"out"] if commit else [b"in"])
+    assert stage.history(xid) == ["prepared", ending]
+
+
+def test_another_member_votes_and_commits_in_one_phase(stage: Stage) -> None:
+    """The log does not have branches that have not voted: all members are asked."""
+    other, queue = stage.another_service(), stage.declare("q")
+    with stage.connected() as connection, stage.coordinator(other) as coordinator:
+        xa, xid = work(connection.channel(), publish={queue: [b"a"]})
+        assert coordinator.get_timeout(xid) == 60
+        coordinator.set_timeout(xid, 100)
+        assert coordinator.get_timeout(xid) == xa.get_timeout(xid) == 100
+        assert coordinator.prepare(xid) is XaFlag.OK
+        assert xa.commit(xid) is XaFlag.OK
+        _, xid = work(connection.channel(), publish={queue: [b"b"]})
+        assert coordinator.commit(xid, one_phase=True) is XaFlag.OK
+        _, xid = work(connection.channel(), publish={queue: [b"c"]})
+        assert coordinator.rollback(xid) is XaFlag.OK
+        _, xid = work(connection.channel())
+        assert coordinator.prepare(xid) is XaFlag.RDONLY
+    assert stage.bodies(queue) == [b"a", b"b"]
+
+
+def test_an_unknown_branch_is_unknown_to_all_members(stage: Stage) -> None:
+    other = stage.another_service()
+    with stage.coordinator(other) as coordinator:
+        for call in (coordinator.commit, coordinator.rollback, coordinator.forget, coordinator.get_timeout):
+            with pytest.raises(XAER_NOTA, match="unknown xid"):
+                call(new_xid())
+
+
+def test_no_member_calls_a_branch_unknown_while_one_is_silent(stage: Stage) -> None:
+    """It may have the branch."""
+    other, queue = stage.another_service("--lease-ttl", "60"), stage.declare("q")
+    with stage.connected() as connection:
+        _, xid = work(connection.channel(), publish={queue: [b"a"]})
+        with psycopg.connect(stage.database, autocommit=True) as database:  # its lease does not run out
+            database.execute("UPDATE dtx.member SET expires_at = 'infinity'")
+        stage.service.pause()
+        try:
+            with stage.coordinator(other) as coordinator:
+                with pytest.raises(XAER_RMFAIL, match="another member may have the branch"):
+                    coordinator.commit(xid, one_phase=True)
+                stage.service.resume()
+                assert coordinator.get_timeout(xid) == 60
+                stage.service.pause()
+                with pytest.raises(XAER_RMFAIL, match="not answered, so the outcome is not known"):
+                    coordinator.commit(xid, one_phase=True)
+        finally:
+            stage.service.resume()
+        with stage.coordinator(other) as coordinator, pytest.raises(XAER_NOTA, match="completed: committed"):
+            coordinator.commit(xid)
+    assert stage.bodies(queue) == [b"a"]
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
+def test_members_take_the_branches_of_one_that_ends(stage: Stage, end: signal.Signals) -> None:
+    others, queue = [stage.another_service() for _ in range(2)], stage.declare("q")
+    xids = [prepared(stage, queue, b"%d" % number) for number in range(20)]
+    stage.service.signal(end)
+    stage.service.wait()
+    with stage.coordinator(others[0]) as coordinator:
+        assert set(coordinator.recover()) == set(xids)
+        for xid in xids[:10]:
+            assert coordinator.commit(xid) is XaFlag.OK
+    with stage.coordinator(others[1]) as coordinator:
+        assert set(coordinator.recover()) == set(xids[10:])
+        for xid in xids[10:]:
+            assert coordinator.commit(xid) is XaFlag.OK
+        assert list(coordinator.recover()) == []
+    assert sorted(stage.bodies(queue)) == sorted(b"%d" % number for number in range(20))
+
+
+def test_a_stalled_member_is_fenced(stage: Stage) -> None:
+    """Its lease runs out, its branches are taken, and it ends when it goes on."""
+    other, queue = stage.another_service(), stage.declare("q")
+    xid = prepared(stage, queue, b"a")
+    stage.service.pause()
+    with stage.coordinator(other) as coordinator:
+
+        def commits() -> bool:
+            try:
+                return coordinator.commit(xid) is XaFlag.OK
+            except XAER_RMFAIL:
+                return False
+
+        stage.wait_for(commits, "a commit by another member")
+    stage.service.resume()
+    assert stage.service.wait() == 5
+    assert stage.bodies(queue) == [b"a"]
+    assert stage.history(xid) == ["prepared", "committed"]
+
+
+def test_two_members_commit_one_branch_at_the_same_time(stage: Stage) -> None:
+    """One carries it out, both answer with its result, and the message comes once."""
+    others, queue = [stage.another_service() for _ in range(2)], stage.declare("q")
+    with ThreadPoolExecutor(3) as threads:
+        for number in range(20):
+            xid = prepared(stage, queue, b"%d" % number)
+            start = threading.Barrier(3)
+
+            def commit(member: int, xid: Xid = xid, start: threading.Barrier = start) -> XaFlag | str:
+                with stage.coordinator([stage.service, *others][member]) as coordinator:
+                    start.wait()
+                    try:
+                        return coordinator.commit(xid)
+                    except XAER_NOTA as error:
+                        return str(error)
+
+            answers = list(threads.map(commit, range(3)))
+            assert XaFlag.OK in answers
+            assert all(answer is XaFlag.OK or "completed: committed" in str(answer) for answer in answers)
+    assert sorted(stage.bodies(queue)) == sorted(b"%d" % number for number in range(20))
+
+
+def test_a_user_controls_only_his_own_branches_through_members(stage: Stage) -> None:
+    """The owner of a branch checks the user again."""
+    stage.node.add_user("stranger", vhost=stage.vhost)
+    other, queue = stage.another_service(), stage.declare("q")
+    xid = prepared(stage, queue, b"a")
+    with connected(other.url("stranger", vhost=stage.vhost)) as connection, Coordinator(connection) as coordinator:
+        assert list(coordinator.recover()) == []
+        with pytest.raises(XAER_RMERR, match="another user's"):
+            coordinator.commit(xid)
+    with stage.coordinator(other) as coordinator:
+        assert coordinator.commit(xid) is XaFlag.OK
