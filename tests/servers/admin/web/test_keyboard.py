@@ -83,10 +83,10 @@ FORMS: dict[str, tuple[str, Steps, str]] = {
     ),
     "delete-exchange": ("exchange?name=events", (("#do-delete", "Enter"), REMOVE), "Exchange events is deleted"),
     "bind": (
-        "exchange?name=events",
+        "bindings",
         (
-            ("#do-bind", "Enter"), ("#field-kind", "an"), ("#field-destination", "amq.fanout"),
-            ("#field-routing_key", "a.*"), SEND,
+            ("#do-bind", "Enter"), ("#field-source", "events"), ("#field-kind", "an"),
+            ("#field-destination", "amq.fanout"), ("#field-routing_key", "a.*"), SEND,
         ),
         "Exchange events is bound to exchange amq.fanout",
     ),
