@@ -245,7 +245,6 @@ class PeerLink(asyncio.Protocol):
         elif not self.proven.done():
             if proven(secrets(), [message.get("proof")], SERVER, self._greeting, self._theirs) is None:
                 self.proven.set_result("the server has another secret")
-                self.abort()
                 return
             self._messages.limit = MAX_MESSAGE
             self.proven.set_result("")

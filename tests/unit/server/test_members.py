@@ -16,10 +16,9 @@ from dtx.config import Address
 from dtx.server.client_session import ClientSession
 from dtx.server.listener import AcceptedConnection, Listener
 from dtx.server.members import client as client_module
-from dtx.server.members import messages
 from dtx.server.members import server as server_module
 from dtx.server.members.client import PeerClient, PeerLost, PeerUnreachable
-from dtx.server.members.messages import CLIENT, MAX_MESSAGE, Greeting, encode, new_greeting, proof
+from dtx.server.members.messages import CLIENT, MAX_MESSAGE, SERVER, Greeting, encode, new_greeting, proof
 from dtx.server.members.server import PeerServer, PeerSession
 from dtx.server.standalone.client import Parts
 from dtx.server.standalone.connection import StandaloneConnection
@@ -165,7 +164,7 @@ async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     writer.write(encode(own._asdict()))
     message = await read(reader)
     theirs = Greeting(message["name"], message["nonce"])
-    writer.write(encode({"proof": proof(SECRET, messages.SERVER, theirs, own)}))
+    writer.write(encode({"proof": proof(SECRET, SERVER, theirs, own)}))
 
 
 # -- requests and answers
@@ -204,7 +203,7 @@ async def test_requests_are_equal_at_every_cut(member: Member) -> None:
     data = encode({"id": 1, "body": "x" * 20})
     for cut in range(1, len(data)):
         writer.write(data[:cut])
-        await asyncio.sleep(0)
+        await until(lambda: len(member.sessions[0]._messages._buffer) == cut)  # noqa: B023 - awaited here
         writer.write(data[cut:])
         assert await read(reader) == {"echo": {"body": "x" * 20}, "id": 1}
     writer.write(data * 30)
@@ -286,7 +285,7 @@ async def test_a_server_with_a_wrong_secret_gets_no_request() -> None:
         writer.write(encode(own._asdict()))
         message = await read(reader)
         theirs = Greeting(message["name"], message["nonce"])
-        writer.write(encode({"proof": proof(b"guess", messages.SERVER, theirs, own)}))
+        writer.write(encode({"proof": proof(b"guess", SERVER, theirs, own)}))
         received = await ended(reader)
 
     async with Impostor(pretend) as address:
@@ -311,6 +310,13 @@ async def test_a_proof_of_a_client_proves_no_server() -> None:
         await client.close()
 
 
+def test_a_proof_is_for_one_side_and_two_greetings() -> None:
+    first, second, third = new_greeting("a"), new_greeting("a"), new_greeting("b")
+    pairs = [(first, second), (second, first), (first, third), (second, third)]
+    made = {proof(SECRET, side, *pair) for side in (CLIENT, SERVER) for pair in pairs}
+    assert len(made) == 8
+
+
 async def test_a_recorded_proof_is_of_no_use_again(member: Member) -> None:
     first, second = [await member.raw() for _ in range(2)]
     own = new_greeting("raw")
@@ -333,7 +339,7 @@ async def test_a_recorded_proof_is_of_no_use_again(member: Member) -> None:
         encode({"name": "x", "nonce": "y", "proofs": ["é", "\ud800", 5, None, {}]}),
         encode({"name": "x", "nonce": "y", "proofs": "0" * 64}),
         encode({"name": 5, "nonce": "y", "proofs": []}),
-        encode({"name": "x" * 5000}),
+        (5000).to_bytes(4, "big"),
     ],
 )
 async def test_nothing_is_handled_before_the_proof(member: Member, sent: bytes) -> None:
@@ -415,11 +421,16 @@ async def test_a_connection_has_a_limit_of_requests_under_way(member: Member, mo
 
 
 async def test_a_peer_that_reads_no_answers_sends_no_more_requests(member: Member) -> None:
-    member.handle = lambda _: asyncio.sleep(0, {"body": "x" * 60_000})
+    async def handle(request: Answer) -> Answer:
+        member.requests.append(request)
+        return {"body": "x" * 60_000}
+
+    member.handle = handle
     reader, writer = await member.logged_in()
-    writer.write(encode({"id": 1}) * 500)
-    await until(lambda: bool(member.sessions and member.sessions[0]._is_paused))
-    for _ in range(500):
+    writer.write(encode({"id": 1}) * 600)
+    await until(lambda: member.sessions[0]._is_slow and not member.peers.requests)
+    assert len(member.requests) < 600
+    for _ in range(600):
         assert (await read(reader))["id"] == 1
 
 
@@ -597,6 +608,19 @@ async def test_a_silent_connection_gets_no_more_requests(member: Member) -> None
     await until(lambda: len(member.listener.sessions) == 1)
 
 
+async def test_a_slow_request_leaves_a_busy_connection(member: Member) -> None:
+    client = member.client()
+    member.handle = member.wait
+    slow = asyncio.create_task(client.ask({}, 1))
+    await until(lambda: len(member.requests) == 1)
+    member.handle = member.echo
+    await client.ask({}, 20)
+    with pytest.raises(PeerLost, match="in time"):
+        await slow
+    await client.ask({}, 20)
+    assert len(member.sessions) == 1
+
+
 async def test_a_cancelled_request_leaves_the_connection(member: Member) -> None:
     member.handle = member.wait
     client = member.client()
@@ -643,6 +667,7 @@ async def test_a_request_goes_on_after_its_sender_left(member: Member) -> None:
         await asked
     await until(lambda: member.sessions[0].stage.value == "ended")
     (request,) = member.peers.requests
+    member.sessions[0].stop(b"")
     member.gate.set()
     await request
     await until(lambda: not member.listener.sessions)
@@ -665,6 +690,8 @@ async def test_an_idle_connection_is_closed(member: Member, monkeypatch: pytest.
     await client.ask({}, 20)
     await until(lambda: client.link is None and not member.listener.sessions)
     assert await client.ask({}, 20) == {"echo": {}}
+    member.handle = lambda _: asyncio.sleep(0.2, {"slow": True})
+    assert await client.ask({}, 20) == {"slow": True}, "a connection with a request is not idle"
 
 
 async def test_a_connection_of_a_silent_peer_is_closed(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
