@@ -3,8 +3,11 @@
 import asyncio
 import json
 import random
+import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +160,11 @@ class Impostor:
         self.server.close()
 
 
+async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """End the connection without a handshake."""
+    writer.close()
+
+
 async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """The handshake of a server with the right secret."""
     await reader.readexactly(8)
@@ -276,24 +284,23 @@ async def test_a_client_with_a_wrong_secret_is_refused(member: Member, valid: li
 
 
 async def test_a_server_with_a_wrong_secret_gets_no_request() -> None:
-    received = b""
+    received: list[bytes] = []
 
     async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal received
         await reader.readexactly(8)
         own = new_greeting("b")
         writer.write(encode(own._asdict()))
         message = await read(reader)
         theirs = Greeting(message["name"], message["nonce"])
         writer.write(encode({"proof": proof(b"guess", SERVER, theirs, own)}))
-        received = await ended(reader)
+        received.append(await ended(reader))
 
     async with Impostor(pretend) as address:
         client = PeerClient(address, "a", lambda: [SECRET])
         with pytest.raises(PeerUnreachable, match="another secret"):
             await client.ask({"op": "commit"}, 20)
+        await until(lambda: received == [b""])
         await client.close()
-    assert received == b""
 
 
 async def test_a_proof_of_a_client_proves_no_server() -> None:
@@ -469,22 +476,38 @@ async def test_a_member_that_reads_nothing_gets_a_limited_backlog(monkeypatch: p
 
 async def test_a_dead_member_is_unreachable_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "PAUSE", 20.0)
-    attempts = 0
-
-    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal attempts
-        attempts += 1
-
-    async with Impostor(refuse) as address:
+    impostor = Impostor(refuse)
+    async with impostor as address:
         client = PeerClient(address, "a", lambda: [SECRET])
-        for _ in range(3):
-            with pytest.raises(PeerUnreachable, match="handshake"):
+        with capture_logs() as lines:
+            for _ in range(3):
+                with pytest.raises(PeerUnreachable, match="handshake"):
+                    await client.ask({}, 20)
+            assert impostor.accepted == 1, "a failed attempt is remembered"
+            client._refused_until = 0.0
+            with pytest.raises(PeerUnreachable):
                 await client.ask({}, 20)
-        assert attempts == 1, "a failed attempt is remembered"
-        client._refused_until = 0.0
-        with pytest.raises(PeerUnreachable):
-            await client.ask({}, 20)
-        assert attempts == 2
+        assert impostor.accepted == 2
+        assert [line["event"] for line in lines] == ["a member cannot be reached"], "it is logged once"
+        await client.close()
+
+
+async def test_each_failure_after_a_connection_is_logged() -> None:
+    scripts = iter((refuse, welcome, refuse))
+
+    async def follow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await next(scripts)(reader, writer)
+        with suppress(asyncio.IncompleteReadError):
+            await read(reader)
+
+    async with Impostor(follow) as address:
+        client = PeerClient(address, "a", lambda: [SECRET])
+        with capture_logs() as lines:
+            for wanted in (PeerUnreachable, PeerLost, PeerUnreachable):
+                client._refused_until = 0.0
+                with pytest.raises(wanted):
+                    await client.ask({}, 20)
+        assert [line["event"] for line in lines] == ["a member cannot be reached"] * 2
         await client.close()
 
 
@@ -507,6 +530,41 @@ async def test_a_silent_server_costs_the_time_of_a_request() -> None:
         await client.close()
         with pytest.raises(PeerUnreachable, match="shutting down"):
             await client.ask({}, 20)
+
+
+async def test_a_client_that_closes_waits_for_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "CONNECT_SECONDS", 600.0)
+
+    async def be_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await ended(reader)
+
+    async with Impostor(be_silent) as address:
+        client = PeerClient(address, "a", lambda: [SECRET])
+        asked = asyncio.create_task(client.ask({}, 600))
+        await until(lambda: client._connecting is not None)
+        async with asyncio.timeout(20):
+            await client.close()
+            with pytest.raises(PeerUnreachable):
+                await asked
+
+
+async def test_a_connection_made_too_late_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "IDLE_SECONDS", 0.05)
+    gate = asyncio.Event()
+    received: list[bytes] = []
+
+    async def be_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await gate.wait()
+        await welcome(reader, writer)
+        received.append(await ended(reader))
+
+    async with Impostor(be_late) as address:
+        client = PeerClient(address, "a", lambda: [SECRET])
+        with pytest.raises(PeerUnreachable, match="no connection"):
+            await client.ask({}, 0.05)
+        gate.set()
+        await until(lambda: received == [b""])
+        await client.close()
 
 
 @pytest.mark.parametrize("greeting", [b"AMQP\x00\x00\x09\x01", b"\x00\x00\x00\x02{}", b"\x00\x00\x00\x02[]"])
@@ -546,6 +604,32 @@ async def test_a_connection_lost_after_its_handshake_costs_no_time() -> None:
                         await client.ask({}, 600)
         assert all(line["reason"] for line in lines)
         await client.close()
+
+
+async def test_a_second_answer_is_ignored() -> None:
+    async def repeat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await welcome(reader, writer)
+        for _ in range(2):
+            number = (await read(reader))["id"]
+            writer.write(encode({"id": number, "n": 1}) + encode({"id": number, "n": 2}) + encode({"id": 99}))
+        await ended(reader)
+
+    async with Impostor(repeat) as address:
+        client = PeerClient(address, "a", lambda: [SECRET])
+        for _ in range(2):
+            assert await client.ask({}, 20) == {"n": 1}
+        await client.close()
+
+
+async def test_a_reset_connection_gets_no_more_requests(member: Member) -> None:
+    client = member.client()
+    await client.ask({}, 20)
+    transport: Any = member.sessions[0]._transport._transport
+    linger = struct.pack("ii", 1, 0)
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    transport.abort()
+    await until(lambda: client.link is None)
+    assert await client.ask({}, 20) == {"echo": {}}
 
 
 async def test_half_an_answer_is_no_answer() -> None:
@@ -663,7 +747,7 @@ async def test_a_request_goes_on_after_its_sender_left(member: Member) -> None:
     asked = asyncio.create_task(client.ask({}, 20))
     await until(lambda: len(member.requests) == 1)
     await client.close()
-    with pytest.raises(PeerLost):
+    with pytest.raises(PeerLost, match="connection"):
         await asked
     await until(lambda: member.sessions[0].stage.value == "ended")
     (request,) = member.peers.requests
