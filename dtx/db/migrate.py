@@ -4,6 +4,8 @@ The journal has a partition for each day (UTC). Partitions are made ahead, and d
 rows of archive, audit log and copies are deleted.
 """
 
+import itertools
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
@@ -19,7 +21,7 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from psycopg import sql
 from sqlalchemy import Connection, text
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from dtx.db.columns import SCHEMA
 from dtx.db.connections import Dsn, LogError, LogUnavailable, connected, engine
@@ -28,6 +30,13 @@ from dtx.telemetry import get_logger
 _LOCK_KEY: Final = 0x6474_7809
 """Key of the advisory lock that lets one migration run at a time in a database: "dtx" and a number."""
 _LOCK_SECONDS: Final = 300
+_LOCK_PAUSE: Final = 0.05
+_GENTLE: Final = 100
+"""Of so many attempts to lock the tables, only the last one waits long enough to disturb others."""
+_TABLES: Final = f"""
+SELECT string_agg(oid::regclass::text, ', ' ORDER BY oid) FROM pg_class
+WHERE relnamespace = '{SCHEMA}'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
+"""
 
 AHEAD_DAYS: Final = 7
 """Partitions made ahead: they last for a week in which dtx cannot make any."""
@@ -130,6 +139,8 @@ def upgrade(url: str, revision: str = "head") -> str | None:
     """
     dsn = Dsn(url)
     with _migrating(dsn) as (connection, config):
+        if _current(connection) not in {None, known_revisions()[0] if revision == "head" else revision}:
+            _lock_tables(connection, dsn)
         command.upgrade(config, revision)
         connection.commit()
         found = _current(connection)
@@ -185,6 +196,36 @@ def _migrating(dsn: Dsn) -> Iterator[tuple[Connection, Config]]:
             )
         connection.commit()
         yield connection, config
+
+
+def _lock_tables(connection: Connection, dsn: Dsn) -> None:
+    """Lock all tables before the first migration, at an instant at which no transaction uses them.
+
+    A dtx may serve on them. A migration that locks one table after the other would deadlock with its writes. And a lock
+    that waits behind a backup would stop the writes, and the renewal of the lease with them.
+
+    Raises:
+        LogUnavailable: there was no such instant.
+    """
+    deadline = time.monotonic() + _LOCK_SECONDS
+    tables = connection.scalar(text(_TABLES))
+    for attempt in itertools.count(1):
+        # For a lock of autovacuum, PostgreSQL ends it after its deadlock_timeout of one second.
+        connection.execute(text(f"SET LOCAL lock_timeout = '{20 if attempt % _GENTLE else 1500}ms'"))
+        try:
+            connection.execute(text(f"LOCK TABLE {tables}"))
+        except OperationalError as error:
+            connection.rollback()
+            if not isinstance(error.orig, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected):
+                raise
+            if time.monotonic() > deadline:
+                raise LogUnavailable(
+                    f"the tables in {dsn.shown} are in use for {_LOCK_SECONDS} s: wait for backups and reports to end"
+                ) from None
+            time.sleep(_LOCK_PAUSE)
+        else:
+            connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'"))
+            return
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from dtx.db.connections import Dsn, engine
 from dtx.log import tables
 from dtx.log.api import LogError, LogUnavailable
 from tests.support.postgres import PostgresServer
-from tests.support.processes import unmeasured
+from tests.support.processes import unmeasured, wait_until
 
 HEAD = "0017"
 
@@ -209,6 +209,26 @@ def test_upgrades_at_once_wait_for_each_other(postgres_url: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(migrate.upgrade, [postgres_url] * 4)) == [HEAD] * 4
     assert query(postgres_url, "SELECT count(*) FROM dtx.alembic_version") == [(1,)]
+
+
+def test_a_migration_that_waits_for_a_reader_stops_no_writes(postgres_url: str) -> None:
+    """A lock that waits behind a backup would stop the writes of the dtx that serves, and its lease would run out."""
+    migrate.upgrade(postgres_url, "0016")
+    tries = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LOCK TABLE%'"
+    with (
+        ThreadPoolExecutor(1) as pool,
+        psycopg.connect(postgres_url) as reader,
+        psycopg.connect(postgres_url, autocommit=True) as writer,
+    ):
+        reader.execute("SELECT FROM dtx.branch")
+        upgraded = pool.submit(migrate.upgrade, postgres_url)
+        wait_until(lambda: writer.execute(tries).fetchone() == (1,), what="a migration that waits")
+        writer.execute("SET lock_timeout = '500ms'")
+        for _ in range(50):
+            writer.execute("DELETE FROM dtx.branch")
+        assert not upgraded.done()
+        reader.rollback()
+        assert upgraded.result(60) == HEAD
 
 
 def test_a_database_of_a_newer_dtx_is_refused(migrated_postgres_url: str) -> None:
