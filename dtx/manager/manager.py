@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
+from uuid import UUID
 
 from dtx.config.rules import QuotaResource
 from dtx.log.api import LogError, TransactionLog
@@ -53,6 +54,8 @@ _PREPARE: Final = Operation.PREPARE
 _ROLLBACK: Final = Operation.ROLLBACK
 _START: Final = Operation.START
 _OK: Final = XaFlag.OK
+_DOOMED: Final = (State.ROLLBACK_ONLY, State.TIMED_OUT)
+_POLL: Final = 0.05
 _NOTIFIED_AT_ONCE: Final = 25
 """Branches that process the loss of their channel within a millisecond."""
 
@@ -79,6 +82,9 @@ class OtherMembers(Protocol):
         Raises:
             XaError: the answer of the other member; 404, no member has the branch; 541, the outcome is not known.
         """
+
+    def holder(self, member: UUID) -> str:
+        """The name of a member, for people."""
 
 
 class BranchManager:
@@ -154,10 +160,17 @@ class BranchManager:
     async def drain(self, seconds: float) -> bool:
         """Refuse new branches and wait for the operations under way.
 
+        If there are other members, also wait until all branches have voted or ended: others can continue them then.
+
         Returns:
             Whether all of them finished within *seconds*.
         """
         self.draining = True
+        clock = asyncio.get_running_loop().time
+        until = clock() + seconds
+        while self.log.member is not None and self._may_vote() and clock() < until:  # noqa: ASYNC110 - seldom
+            await asyncio.sleep(_POLL)
+        seconds = max(0.0, until - clock())
         waits = {*self._tasks}
         if self._effects.under_way.count:
             waits.add(asyncio.create_task(self._effects.under_way.none()))
@@ -166,6 +179,10 @@ class BranchManager:
             for task in late - self._tasks:
                 task.cancel()
         return not self._tasks and not self._effects.under_way.count
+
+    def _may_vote(self) -> bool:
+        """Whether a branch here has not voted, and still can."""
+        return any(entry.branch.state not in _DOOMED for entry in self._branches.open)
 
     async def close(self) -> None:
         """Stop the timers and all operations."""
@@ -213,6 +230,8 @@ class BranchManager:
         known = entry = self._branches.get(who.vhost, xid)
         if entry is None:
             if operation is not _START:
+                if self.others is not None:
+                    return None  # another member may have it
                 if not self.log.lease_valid:  # all branches were loaded at startup, which is valid only with the lease
                     raise XaError(ReplyCode.INTERNAL_ERROR, f"{operation}: this dtx is not the active one (xid {xid})")
                 raise XaError(ReplyCode.NOT_FOUND, f"unknown xid {xid}")
@@ -261,10 +280,18 @@ class BranchManager:
         """Wait until no operation runs on *xid* and its state is certain.
 
         Raises:
-            XaError: 541, it takes too long, or the log cannot be read.
+            XaError: 541, it takes too long, or the log cannot be read. If there are other members, also 404 for an
+                unknown xid, and 503: another member has the branch.
         """
         entry = self._branches.get(who.vhost, xid)
         if entry is None:
+            if self.others is not None:
+                found = await self._find_anywhere(who, xid, Operation.GET_TIMEOUT, _ignore_answer)
+                if not isinstance(found, BranchRuntime):
+                    raise XaError(
+                        ReplyCode.COMMAND_INVALID,
+                        f"another member has the branch: start and end work only where it began (xid {xid})",
+                    )
             return
         if entry.busy:
             await self._branches.wait(entry)
@@ -463,7 +490,14 @@ class BranchManager:
         entry.branch, _ = step(entry.branch, SetTimeout(seconds=wanted), self._clock())
 
     async def _find_idle(self, who: Requester, xid: Xid, operation: Operation) -> BranchRuntime:
-        entry = await self._branches.find(who, xid, operation, _ignore_answer)
+        try:
+            entry = await self._branches.find(who, xid, operation, _ignore_answer)
+        except Elsewhere as found:
+            if self.others is None or found.member is None:
+                raise
+            holder = self.others.holder(found.member)
+            reason = f"member {holder} has the branch: send the order to it (xid {xid})"
+            raise XaError(ReplyCode.INTERNAL_ERROR, reason) from None
         assert entry is not None, "only a completion is answered before it is found"
         return entry
 

@@ -96,6 +96,11 @@ class Forwarding:
         await asyncio.sleep(_PAUSE)
         return None
 
+    def holder(self, member: UUID) -> str:
+        """See :class:`~dtx.manager.manager.OtherMembers`."""
+        names = {other.instance: other.holder for other in self._membership.others}
+        return names.get(member, "that is gone")
+
     async def _members(self, wanted: UUID | None) -> list[Member]:
         """The other members, or the wanted one of them. It may be gone; then another one takes its branches soon."""
         others = self._membership.others

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from dtx.client import XAER_NOTA, XAER_RMERR, XAER_RMFAIL, Coordinator, XaFlag, Xid
+from dtx.client import XAER_NOTA, XAER_PROTO, XAER_RMERR, XAER_RMFAIL, Coordinator, XaFlag, XAResource, Xid
 from tests.support.client import connected, new_xid
 from tests.support.crash import Stage, work
+from tests.support.service import ADMIN
 
 
 def prepared(stage: Stage, queue: str, *bodies: bytes) -> Xid:
@@ -66,6 +67,27 @@ def test_an_unknown_branch_is_unknown_to_all_members(stage: Stage) -> None:
                 call(new_xid())
 
 
+def test_work_is_joined_only_where_the_branch_began(stage: Stage) -> None:
+    other, queue = stage.another_service(), stage.declare("q")
+    with stage.connected() as connection, stage.connected(other) as elsewhere:
+        _, xid = work(connection.channel(), publish={queue: [b"a"]})
+        for start in ({"join": True}, {"resume": True}):
+            with pytest.raises(XAER_PROTO, match="another member has the branch"):
+                XAResource(elsewhere.channel()).start(xid, **start)
+            with pytest.raises(XAER_NOTA):
+                XAResource(elsewhere.channel()).start(new_xid(), **start)
+        XAResource(connection.channel()).start(xid, join=True)
+
+
+def test_an_order_names_the_member_that_has_the_branch(stage: Stage) -> None:
+    other, queue = stage.another_service(*ADMIN), stage.declare("q")
+    xid = prepared(stage, queue, b"a")
+    done = other.run("rollback", str(xid), "--vhost", stage.vhost, "--reason", "test", "--yes", check=False)
+    assert done.returncode != 0
+    assert "has the branch: send the order to it" in done.stderr
+    assert stage.states() == {xid: "prepared"}
+
+
 def test_no_member_calls_a_branch_unknown_while_one_is_silent(stage: Stage) -> None:
     """It may have the branch."""
     other, queue = stage.another_service("--lease-ttl", "60"), stage.declare("q")
@@ -106,6 +128,25 @@ def test_members_take_the_branches_of_one_that_ends(stage: Stage, end: signal.Si
             assert coordinator.commit(xid) is XaFlag.OK
         assert list(coordinator.recover()) == []
     assert sorted(stage.bodies(queue)) == sorted(b"%d" % number for number in range(20))
+
+
+def test_a_member_that_stops_waits_for_its_branches(stage: Stage) -> None:
+    """They vote at it, and commit at another one. It takes no new ones."""
+    other, queue = stage.another_service(), stage.declare("q")
+    with stage.connected() as connection:
+        channel = connection.channel()
+        xa, xid = work(channel, publish={queue: [b"a"]}, end=False)
+        stage.service.signal(signal.SIGTERM)
+        stage.wait_for(lambda: b'"stopping"' in stage.service.log_path.read_bytes(), "the signal")
+        with pytest.raises(XAER_RMERR, match="takes no new branches"):
+            XAResource(connection.channel()).start(new_xid())
+        channel.basic_publish("", queue, b"b")
+        xa.end(xid)
+        assert xa.prepare(xid) is XaFlag.OK
+    assert stage.service.wait() == 0
+    with stage.coordinator(other) as coordinator:
+        assert coordinator.commit(xid) is XaFlag.OK
+    assert stage.bodies(queue) == [b"a", b"b"]
 
 
 def test_a_stalled_member_is_fenced(stage: Stage) -> None:
