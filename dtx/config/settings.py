@@ -535,6 +535,10 @@ class Settings(BaseSettings):
                 f"passwords and tokens are readable on the way to {', '.join(operators)}: "
                 "give --admin-tls-cert and --admin-tls-key, or name the proxy with TLS as --admin-proxy"
             )
+        if self.advertise is not None and self.advertise.startswith("amqp://"):
+            parts = urlsplit(self.advertise)
+            if not Address(parts.hostname or "", 0).is_loopback:
+                found["advertise"] = "requests between members are readable and can be changed on the way: use amqps://"
         if self.broker is not None and not _is_amqps(self.broker):
             hosts = [urlsplit(url) for url in single_hosts(self.broker.get_secret_value())]
             addresses = [Address(host.hostname or "localhost", host.port or 5672) for host in hosts]

@@ -112,6 +112,12 @@ class TransactionLog(Protocol):
     def load(self, member: UUID | None = None) -> AsyncIterator[BranchRecord]:
         """Every logged branch of this resource manager, without work; only those of *member*, if it is given."""
 
+    def load_listed(self, vhost: str) -> AsyncIterator[BranchRecord]:
+        """The branches of other members that wait for their transaction managers, without units; for recovery scans.
+
+        While this member takes branches from others, they are among them.
+        """
+
     async def read_work(self, branch_id: UUID) -> list[WorkRow]:
         """The work of a branch, in order of position, bodies included."""
 

@@ -30,6 +30,8 @@ ALL_MEMBERS: Final = UUID(int=0)
 """The instance in ``dtx.lease`` while members have the lease."""
 _WATCH: Final = 0.5
 """Seconds between two looks at the other members."""
+_LONGEST_ADOPTION: Final = 600.0
+"""Seconds: PostgreSQL moves some ten thousand branches a second."""
 _SWEEPS: Final = 60
 """Looks between two searches for branches that belong to no member."""
 
@@ -54,6 +56,7 @@ SELECT %(rm)s, %(instance)s, nextval('dtx.member_epoch'), %(holder)s, %(process)
     clock_timestamp() + %(ttl)s * interval '1 second'
 FROM lease RETURNING epoch, (SELECT log FROM lease)
 """
+# The lock of the writer's proof does not hold this up: it only protects the key, which has the epoch.
 _RENEW: Final = """
 WITH lease AS (
     UPDATE dtx.lease SET expires_at = greatest(expires_at, clock_timestamp() + %(ttl)s * interval '1 second')
@@ -80,7 +83,7 @@ WHERE NOT EXISTS (SELECT FROM dtx.member_secret WHERE rm = %(rm)s)
 """
 _PROOFS: Final = "SELECT secret FROM dtx.member_secret WHERE rm = %(rm)s ORDER BY made_at DESC LIMIT 2"
 _ONE_AT_A_TIME: Final = "SELECT pg_try_advisory_xact_lock(hashtextextended('dtx members of ' || %(rm)s, 0))"
-_IS_MEMBER: Final = "SELECT true FROM dtx.member WHERE instance = %(instance)s FOR SHARE"
+_IS_MEMBER: Final = "SELECT true FROM dtx.member WHERE instance = %(instance)s FOR KEY SHARE"
 _REMOVE: Final = """
 DELETE FROM dtx.member WHERE rm = %(rm)s AND instance = ANY(%(gone)s)
     AND (expires_at < clock_timestamp() OR instance = ANY(%(dead)s)) RETURNING instance
@@ -135,9 +138,17 @@ class Membership(Lease):
         """The other members, at the last look."""
         self.secrets: tuple[bytes, ...] = ()
         """What members prove to each other, at the last look."""
+        self.is_adopting = False
+        """Whether branches that this member may have taken from others are not in its memory yet."""
         self._parameters |= {"address": address, "all": ALL_MEMBERS}
         self._in_contact_since: float | None = None
-        self._has_unloaded = False
+        self._seen: frozenset[UUID] = frozenset()
+        self._must_sweep = True
+        """Whether there may be branches that belong to no member."""
+        self._looks = count(1)
+        self._reading = asyncio.Lock()
+        self._reads = 0
+        self._reader: psycopg.AsyncConnection | None = None
         self._watching: asyncio.Task[None] | None = None
 
     def _extend(self, asked: float) -> None:
@@ -149,17 +160,37 @@ class Membership(Lease):
         self._in_contact_since = None
         await super()._disconnect()
 
-    async def read(self) -> tuple[Member, ...]:
-        """The other members now.
+    async def begin(self) -> None:
+        """After :meth:`take`: take the branches that belong to no member, and read the others.
 
         Raises:
             LogUnavailable, psycopg.Error, OSError: the database is away.
         """
         async with await self._session() as session:
             await session.execute(_MAKE_PROOF, self._parameters | {"secret": token_bytes(32)})
-            return await self._read(session)
+        await self.adopt()
+        await self.read()
 
-    async def adopt(self, gone: frozenset[UUID] = frozenset(), dead: frozenset[UUID] = frozenset()) -> int:
+    async def read(self) -> tuple[Member, ...]:
+        """The other members now. Callers that wait for a read share the next one.
+
+        Raises:
+            LogUnavailable, psycopg.Error, OSError, TimeoutError: the database is away.
+        """
+        wanted = self._reads + 1
+        async with self._reading:
+            if self._reads < wanted:
+                self._reads += 1
+                try:
+                    async with asyncio.timeout(self._ttl):
+                        self._reader = self._reader or await self._session()
+                        await self._read(self._reader)
+                except BaseException:
+                    await self._close_reader()
+                    raise
+            return self.others
+
+    async def adopt(self, gone: frozenset[UUID] = frozenset(), dead: frozenset[UUID] = frozenset()) -> int | None:
         """Take the branches of members that are gone, and those that belong to no member.
 
         Args:
@@ -167,10 +198,11 @@ class Membership(Lease):
             dead: those of them whose process has certainly ended.
 
         Returns:
-            The number of branches.
+            The number of branches; ``None`` if nothing was tried, because another member does the same, or one of them
+            is still in the middle of a group.
 
         Raises:
-            LogUnavailable, psycopg.Error, OSError: the outcome is not known; the next attempt repeats it.
+            LogUnavailable, psycopg.Error, OSError: the outcome is not known.
         """
         given = self._parameters | {"gone": list(gone), "dead": list(dead)}
         async with await self._session() as session:
@@ -179,32 +211,41 @@ class Membership(Lease):
                     cursor = session.cursor()
                     for proof in (_ONE_AT_A_TIME, _IS_MEMBER):
                         if await (await cursor.execute(proof, given)).fetchone() != (True,):
-                            return 0
+                            return None
                     for (instance,) in await (await cursor.execute(_REMOVE, given)).fetchall():
                         _log.warning("a member is gone, taking its branches", member=str(instance))
-                    taken = (await cursor.execute(_ADOPT, given)).rowcount
+                    return (await cursor.execute(_ADOPT, given)).rowcount
             except psycopg.errors.LockNotAvailable:
                 # It stopped in the middle of a group: PostgreSQL would wait for the other half for hours.
                 writers = [application_name("writer", instance) for instance in gone]
                 await session.execute(_END_WRITER, {"writers": writers})
-                return 0
-            return taken
+                return None
 
     def watch(self, adopted: Callable[[], Awaitable[None]]) -> None:
-        """Look for members that are gone until :meth:`release`; *adopted* is called after branches were taken."""
+        """Look for members that are gone until :meth:`unwatch`; *adopted* is called after branches were taken."""
         self._watching = asyncio.create_task(self._watch(adopted), name="members")
 
-    async def release(self) -> None:
-        """Leave. The branches belong to no member then, and the others take them."""
+    async def unwatch(self) -> None:
+        """Take no more branches."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
             self._watching = None
+
+    async def release(self) -> None:
+        """Leave. The branches belong to no member then, and the others take them."""
+        await self.unwatch()
+        await self._close_reader()
         await super().release()
+
+    async def _close_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await reader.close()
 
     async def _session(self) -> psycopg.AsyncConnection:
         """A session of its own: a takeover of many branches must not delay renewals."""
-        settings = session_settings("members", self.instance, statement_timeout=self._ttl)
+        settings = session_settings("members", self.instance, statement_timeout=_LONGEST_ADOPTION)
         settings["lock_timeout"] = self._parameters["patience"]
         try:
             return await connect(self._dsn, settings, timeout=self._ttl / 3)
@@ -225,29 +266,28 @@ class Membership(Lease):
     async def _watch(self, adopted: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
-                async with await self._session() as session:
-                    await self._look(session, adopted)
+                await self._look(adopted)
             except (psycopg.Error, OSError, LogUnavailable, TimeoutError) as error:
                 _log.warning("the other members cannot be seen", error=self._dsn.explain(error))
             except Exception:  # noqa: BLE001 - logged; if this task ended, no branch would be taken over
                 _log.exception("the look at the other members failed")
             await asyncio.sleep(_WATCH)
 
-    async def _look(self, session: psycopg.AsyncConnection, adopted: Callable[[], Awaitable[None]]) -> None:
-        """Look at the others again and again, in one session."""
-        for look in count(1):
-            known = {member.instance for member in self.others}
-            async with asyncio.timeout(self._ttl):
-                others = await self._read(session)
-            dead = frozenset(member.instance for member in others if member.dead)
-            gone = dead | frozenset(member.instance for member in others if member.expired and self._may_take)
-            left = bool(known - {member.instance for member in others})  # or another member took its branches
-            if (gone or left or look % _SWEEPS == 0) and await self.adopt(gone, dead):
-                self._has_unloaded = True
-            if self._has_unloaded:
-                await adopted()
-                self._has_unloaded = False
-            await asyncio.sleep(_WATCH)
+    async def _look(self, adopted: Callable[[], Awaitable[None]]) -> None:
+        others = await self.read()
+        there = frozenset(member.instance for member in others)
+        dead = frozenset(member.instance for member in others if member.dead)
+        gone = dead | frozenset(member.instance for member in others if member.expired and self._may_take)
+        # one that has left handed its branches over, or another member took them
+        self._must_sweep |= bool(self._seen - there) or next(self._looks) % _SWEEPS == 0
+        self._seen = there
+        if gone or self._must_sweep:
+            self.is_adopting = True  # also if the outcome is not known: then they are loaded as well
+            taken = await self.adopt(gone, dead)
+            self._must_sweep = taken is None
+        if self.is_adopting:
+            await adopted()
+            self.is_adopting = False
 
     @property
     def _may_take(self) -> bool:

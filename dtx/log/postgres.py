@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Final
 from uuid import UUID
@@ -16,7 +16,7 @@ from dtx.log.api import LeaseLost, LogUnavailable, OnWritten
 from dtx.log.lease import Keep, Lease
 from dtx.log.membership import Membership
 from dtx.log.queries import Fetch, LogQueries, Readers
-from dtx.log.records import JournalEntry, Line, LogWrite, Lookup
+from dtx.log.records import BranchRecord, JournalEntry, Line, LogWrite, Lookup
 from dtx.log.writer import Writer
 from dtx.telemetry import get_logger
 from dtx.xa.xid import Xid
@@ -105,8 +105,7 @@ class PostgresTransactionLog(LogQueries):
         try:
             await self._lease.take(wait=wait, on_standby=on_standby)
             if isinstance(self._lease, Membership):
-                await self._lease.adopt()
-                await self._lease.read()
+                await self._lease.begin()
             self._writer = self._new_writer(lease=self._lease)
             await self._writer.start()
             self._readers = self._new_readers(instance=self._lease.instance)
@@ -165,6 +164,13 @@ class PostgresTransactionLog(LogQueries):
     def member(self) -> UUID | None:
         """See :class:`dtx.log.api.TransactionLog`."""
         return None if self.membership is None else self.instance
+
+    async def load_listed(self, vhost: str) -> AsyncIterator[BranchRecord]:
+        """See :class:`dtx.log.api.TransactionLog`."""
+        member = self.membership
+        mine = None if member is None or member.is_adopting else self.member
+        async for record in self.load_prepared(vhost, mine):
+            yield record
 
     @property
     def queued(self) -> int:

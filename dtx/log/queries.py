@@ -122,6 +122,7 @@ _GRACE: Final = 5.0
 
 _SLOT_OCTETS: Final = 16
 _DIALECT: Final = PGDialect_psycopg()  # type: ignore[no-untyped-call]  # SQLAlchemy leaves dialects untyped
+_WAITING: Final = (LogState.PREPARED, LogState.HEURISTIC)
 _STATES: Final = {state.value: state for state in LogState}
 _FATES: Final[Mapping[str | None, Fate | None]] = {None: None} | {word.value: word for word in Fate}
 _OUTCOMES: Final[Mapping[str | None, Heuristic | None]] = {None: None} | {word.value: word for word in Heuristic}
@@ -189,6 +190,14 @@ _AFTER: Final = _given("after", branch.c.id)
 _LOAD: Final = select(*BRANCH_COLUMNS).where(branch.c.rm == _RM, branch.c.id > _AFTER).order_by(branch.c.id).limit(PAGE)
 LOAD: Final = Query(_LOAD)
 LOAD_MEMBER: Final = Query(_LOAD.where(branch.c.member == _given("member", branch.c.member)))
+_MINE: Final = _given("mine", branch.c.member)
+LOAD_PREPARED: Final = Query(
+    _LOAD.where(
+        branch.c.vhost == _VHOST,
+        or_(branch.c.state.in_([str(state) for state in _WAITING]), branch.c.stuck.is_not(None)),
+        or_(_MINE.is_(None), branch.c.member.is_distinct_from(_MINE)),
+    )
+)
 LOAD_UNITS: Final = Query(
     select(*UNIT_COLUMNS)
     .where(unit.c.rm == _RM, unit.c.branch_id > _AFTER, unit.c.branch_id <= _given("last", branch.c.id))
@@ -530,6 +539,16 @@ class LogQueries(ABC):
             for row in rows:
                 yield branch_record(row, units.get(row[0], ()))
             after = last
+            if len(rows) < PAGE:
+                return
+
+    async def load_prepared(self, vhost: str, mine: UUID | None) -> AsyncIterator[BranchRecord]:
+        """The branches of *vhost* that wait for their transaction managers, without units and those of *mine*."""
+        after = UUID(int=0)
+        while rows := await self.fetch(LOAD_PREPARED, after=after, vhost=vhost, mine=mine):
+            for row in rows:
+                yield branch_record(row, ())
+            after = rows[-1][0]
             if len(rows) < PAGE:
                 return
 

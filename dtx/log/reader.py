@@ -28,7 +28,7 @@ from sqlalchemy import (
     union,
     union_all,
 )
-from sqlalchemy.dialects.postgresql import REGCLASS
+from sqlalchemy.dialects.postgresql import REGCLASS, aggregate_order_by
 
 from dtx.db.connections import Dsn, explained, timed_engine
 from dtx.log.api import LogError
@@ -45,7 +45,7 @@ from dtx.log.queries import (
     work_record,
 )
 from dtx.log.records import BranchRecord, Fate, LogState, WorkKind, WorkRow
-from dtx.log.tables import archive, branch, heuristic_outcome, lease, queue, unit, work
+from dtx.log.tables import archive, branch, heuristic_outcome, lease, member, queue, unit, work
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
 
@@ -55,6 +55,7 @@ _STANDBYS: Final = text("""
 SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name LIKE 'dtx lease %'
     AND substr(application_name, 11) NOT IN (SELECT instance::text FROM dtx.lease)
+    AND substr(application_name, 11) NOT IN (SELECT instance::text FROM dtx.member)
 """)
 BATCH: Final = 1_000
 """Rows fetched at a time: a list of any length needs constant memory."""
@@ -293,7 +294,10 @@ class LogReader:
             (func.isfinite(lease.c.expires_at), func.extract("epoch", lease.c.expires_at - func.clock_timestamp())),
             else_=float("-inf"),
         )
-        columns = (lease.c.rm, lease.c.holder, lease.c.epoch, lease.c.taken_at, remaining, lease.c.log)
+        names = func.string_agg(member.c.holder, aggregate_order_by(literal(" and "), member.c.joined_at))
+        members = select(names).where(member.c.rm == lease.c.rm, member.c.expires_at > func.clock_timestamp())
+        holder = func.coalesce(members.scalar_subquery(), lease.c.holder)
+        columns = (lease.c.rm, holder, lease.c.epoch, lease.c.taken_at, remaining, lease.c.log)
         return [
             LeaseHolder(rm=rm, holder=holder, epoch=epoch, taken_at=taken_at, remaining=float(left), log=log)
             for rm, holder, epoch, taken_at, left, log in self.rows(select(*columns).order_by(lease.c.rm))

@@ -53,7 +53,7 @@ PROOF: Final = (
     # The lock is the proof, not the read: it waits for a successor that is taking the lease, and a later successor
     # waits for this group's commit. EXISTS would let a group commit that began before the lease was lost.
     "dtx.require(coalesce((SELECT true FROM dtx.lease WHERE rm = $1::text AND epoch = $2::bigint FOR SHARE), "
-    "(SELECT true FROM dtx.member WHERE rm = $1::text AND epoch = $2::bigint FOR SHARE), false), "
+    "(SELECT true FROM dtx.member WHERE rm = $1::text AND epoch = $2::bigint FOR KEY SHARE), false), "
     f"'{LEASE_LOST}', 'another dtx holds the lease')"
 )
 """Makes a statement fail unless ``$2`` is the epoch of the lease, or of a member, and keeps it until the commit."""

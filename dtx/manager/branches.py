@@ -19,6 +19,7 @@ from uuid import UUID
 
 from dtx.config.rules import QuotaResource
 from dtx.log.api import LogError, TransactionLog
+from dtx.log.records import JournalEnding
 from dtx.manager.branch_persistence import BranchPersistence, log_failed
 from dtx.manager.branch_runtime import TAKING, BranchEnd, BranchRuntime
 from dtx.manager.effects import Reply, release
@@ -69,11 +70,13 @@ class Elsewhere(XaError):
     Args:
         member: that the log names; ``None`` if the log does not have the branch.
         arguments: of the answer.
+        ending: that the log has for an earlier branch of the xid.
     """
 
-    def __init__(self, member: UUID | None, *arguments: Any) -> None:
+    def __init__(self, member: UUID | None, *arguments: Any, ending: JournalEnding | None = None) -> None:
         super().__init__(*arguments)
         self.member = member
+        self.ending = ending
 
 
 class WorkCache:
@@ -238,19 +241,34 @@ class Branches:
             while (entry := self.get(who.vhost, xid)) is not None:
                 self.authorise(entry, who)
                 if entry.idle:
-                    if operation is Operation.ROLLBACK and self.may_be_another(entry):
-                        await self._look_up(who, xid, operation, entry.id)
-                    return entry
+                    if operation is not Operation.ROLLBACK or not self.may_be_another(entry):
+                        return entry
+                    await self._look_up(who, xid, operation, entry.id)
+                    if self.has(entry) and entry.idle:
+                        return entry
+                    if entry.end is None:
+                        continue
                 over = entry.busy and entry.answered  # a request after the answer finds the branch ended
                 if entry.busy:
                     await self.wait(entry)
-                else:
+                elif not entry.idle:
                     await self.reread(entry)
                 flag = entry.end.answer(operation) if entry.end is not None and not over else None
                 if flag is not None:  # "a repeated commit waits for the first"
                     reply(flag)
                     return None
+            missing: Elsewhere | None = None
+            if self._log.member is not None:  # the log may have a branch of another member with this xid
+                try:
+                    await self._look_up(who, xid, operation)
+                    continue
+                except Elsewhere as found:
+                    if found.member is not None:
+                        raise
+                    missing = found
             flag = self._take_tombstone(who, xid) if operation is Operation.ROLLBACK else None
+            if flag is None and missing is not None:
+                raise missing
             if flag is not None:
                 reply(flag)
                 return None
@@ -287,7 +305,10 @@ class Branches:
                 )
             if self.get(who.vhost, xid) is None:  # else another look-up has added it
                 _log.warning("branch found in the log only", xid=xid, vhost=who.vhost)
-                self.add(BranchRuntime.restored(found.branch))
+                entry = BranchRuntime.restored(found.branch)
+                self.add(entry)
+                if member is not None:  # it has come from another member; else all were told at the start
+                    self._durable.restore(entry, found.branch)
             return
         if unlogged is not None:
             return
@@ -299,7 +320,7 @@ class Branches:
             reason = f"unknown xid, completed: {found.ending.event} at {at} (xid {xid})"
             facts = {"ended": found.ending.event, "at": at}
         if member is not None:
-            raise Elsewhere(None, ReplyCode.NOT_FOUND, reason, facts)
+            raise Elsewhere(None, ReplyCode.NOT_FOUND, reason, facts, ending=found.ending)
         raise XaError(ReplyCode.NOT_FOUND, reason, facts)
 
     async def wait(self, entry: BranchRuntime) -> None:
@@ -362,7 +383,7 @@ class Branches:
         self.apply_event(entry, Happened(operation=Operation.DOOM, reason="another member has a branch with its xid"))
         while entry.busy:
             await self.wait(entry)
-        if self.has(entry):
+        if self.has(entry) and entry.record is None:
             self._forget(entry)
 
     @contextmanager

@@ -120,15 +120,17 @@ class Maintenance:
         """
         pending: list[BranchRuntime] = []
         before = len(self._branches)
-        with self._branches.noting_ends() as ended:
-            async for record in self._log.load(self._log.member):
-                known = self._branches.get(record.vhost, record.xid)
-                if known is not None and known.id != record.id:
-                    await self._branches.give_way(known)
-                if record.id not in ended and self._branches.get(record.vhost, record.xid) is None:
-                    self._restore(record, pending)
-        async for entry in in_slices(pending, _AT_ONCE):
-            self._spawn(self._resume_operation(entry))
+        try:
+            with self._branches.noting_ends() as ended:
+                async for record in self._log.load(self._log.member):
+                    known = self._branches.get(record.vhost, record.xid)
+                    if known is not None and known.record is None and known.id != record.id not in ended:
+                        await self._branches.give_way(known)
+                    if record.id not in ended and self._branches.get(record.vhost, record.xid) is None:
+                        self._restore(record, pending)
+        finally:  # also after an error: the next attempt finds them known
+            for entry in pending:
+                self._spawn(self._resume_operation(entry))
         _log.info("branches taken over", branches=len(self._branches) - before, unfinished=len(pending))
 
     def _restore(self, record: BranchRecord, pending: list[BranchRuntime]) -> None:

@@ -16,7 +16,7 @@ from dtx.config.rules import QuotaResource
 from dtx.log.api import LogError, TransactionLog
 from dtx.log.records import Redirect
 from dtx.manager.branch_persistence import BranchPersistence, BrokerPersistence
-from dtx.manager.branch_runtime import TAKING, UNFINISHED, BranchDecision, BranchRuntime
+from dtx.manager.branch_runtime import TAKING, BranchDecision, BranchRuntime
 from dtx.manager.branches import Branches, Elsewhere, Requester
 from dtx.manager.broker import BrokerEffects
 from dtx.manager.effects import Effects, Reply, release
@@ -520,34 +520,31 @@ class BranchManager:
                 await self._branches.reread(entry)
         async for entry in in_slices(mine):
             if _is_listed(entry) and not entry.answered and self.may_control(entry, who.user):
-                listed[entry.xid] = None
-            else:
-                listed.pop(entry.xid, None)
+                listed[entry.xid] = entry.id
+            elif listed.get(entry.xid) == entry.id:
+                del listed[entry.xid]
         if not self.log.lease_valid:
             raise XaError(ReplyCode.INTERNAL_ERROR, "recover failed: this dtx is not the active one")
         found = list(listed)
         split = found.index(behind) + 1 if behind in listed else 0
         return found[split:] + found[:split]
 
-    async def _listed_elsewhere(self, who: Requester) -> dict[Xid, None]:
-        """The branches of other members that a recovery scan lists, and some that this one has as well.
+    async def _listed_elsewhere(self, who: Requester) -> dict[Xid, UUID]:
+        """The ids of branches of other members that a recovery scan lists, and of some that are here.
 
-        The log is read before the memory: a branch that is taken over meanwhile is found at least once.
+        The log is read before the memory: a branch that is taken over meanwhile is found at least once. A decided
+        branch is not listed, unless it is stuck: its member finishes it, and has perhaps done so.
 
         Raises:
             XaError: 541, the log cannot be read.
         """
-        listed: dict[Xid, None] = {}
+        listed: dict[Xid, UUID] = {}
         if self.log.member is None:
             return listed
         try:
-            async for record in self.log.load():
-                if record.vhost == who.vhost:
-                    entry = BranchRuntime.restored(record)
-                    # its member finishes a decided branch, and has perhaps done so: the log has the end later
-                    decided = entry.branch.state in UNFINISHED and record.stuck is None
-                    if _is_listed(entry) and not decided and self.may_control(entry, who.user):
-                        listed[record.xid] = None
+            async for record in self.log.load_listed(who.vhost):
+                if self._branches.may(record.owner, who.user):
+                    listed[record.xid] = record.id
         except LogError as error:
             raise XaError(ReplyCode.INTERNAL_ERROR, f"recover failed: {error}") from error
         return listed

@@ -369,7 +369,7 @@ def test_commands_work_while_the_log_is_served(dtx: Command) -> None:
             assert (await asyncio.to_thread(dtx, "show", str(PLAIN))).code == 0
             doctor = (await asyncio.to_thread(dtx, "doctor", "--json")).objects
             (lease,) = [check["sentence"] for check in doctor if check["check"] == "lease"]
-            assert re.fullmatch(r"busy-host:1 \(epoch \d+\) is the active dtx of dtx", lease)
+            assert re.fullmatch(r"busy-host:1 \(epoch \d+\): active as dtx", lease)
             down = await asyncio.to_thread(dtx, "migrate", "down", "--yes")
             assert down.code == 1
             assert "dtx is serving on these tables (busy-host:1): stop it first" in down.err

@@ -330,6 +330,13 @@ class MemoryLog:
         for row in [row for row in self.database.rows.values() if row.rm == self._rm]:
             yield row.branch
 
+    async def load_listed(self, vhost: str) -> AsyncIterator[BranchRecord]:
+        """See :class:`dtx.log.api.TransactionLog`."""
+        self._require_reachable()
+        for row in [row for row in self.database.rows.values() if row.rm == self._rm]:
+            if row.branch.vhost == vhost and row.branch.member != self.member:
+                yield row.branch
+
     async def read_work(self, branch_id: UUID) -> list[WorkRow]:
         """The work of a branch, in order of position."""
         self._require_reachable()

@@ -201,7 +201,7 @@ def _holder(settings: Settings, mine: list[LeaseHolder], waiting: int, managers:
         yield ok("lease", _no_active_text(settings, mine))
         return
     (lease,) = active
-    yield ok("lease", f"{safe(lease.holder)} (epoch {lease.epoch}) is the active dtx of {lease.rm}")
+    yield ok("lease", f"{safe(lease.holder)} (epoch {lease.epoch}): active as {lease.rm}")
     if waiting:
         yield ok("ha.standby", f"{waiting} dtx stand{'s' if waiting == 1 else ''} by{others}")
     elif settings.database is not None:

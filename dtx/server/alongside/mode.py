@@ -159,7 +159,16 @@ async def open_alongside(
     await manager.start()
     loaded.set()
     await manager.takings_decided(_TAKINGS)
-    peers = None if log.membership is None else _join(settings, manager, log.membership, stack)
+    peers = None
+    if log.membership is not None:
+
+        async def adopted() -> None:
+            copies.load(await log.load_copies())
+            await manager.take_over()
+
+        peers = _join(settings, manager, log.membership, stack)
+        log.membership.watch(adopted)
+        stack.push_async_callback(log.membership.unwatch)
     limits_10 = Limits10.of(settings)
     session_limits = SessionLimits.of(settings)
 
@@ -193,7 +202,6 @@ def _join(settings: Settings, manager: BranchManager, membership: Membership, st
     stack.push_async_callback(peers.close)
     stack.push_async_callback(forwarding.close)
     manager.others = forwarding
-    membership.watch(manager.take_over)
     return peers
 
 

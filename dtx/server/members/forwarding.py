@@ -74,13 +74,12 @@ class Forwarding:
             members = await self._members(found.member)
             left = until - loop.time()
             answers = await asyncio.gather(*(self._ask(member, request, left) for member in members))
-        except (psycopg.Error, OSError, LogError) as error:
+        except (psycopg.Error, OSError, LogError, TimeoutError) as error:
             reason = str(error)
         else:
-            for answer in answers:
+            for answer in sorted(answers, key=_rank):
                 if isinstance(answer, dict):
                     return _read(answer)
-            for answer in answers:
                 if isinstance(answer, PeerLost):
                     text = f"another member has not answered, so the outcome is not known: {answer} (xid {xid})"
                     raise XaError(ReplyCode.INTERNAL_ERROR, text)
@@ -108,8 +107,9 @@ class Forwarding:
             others = await self._membership.read()
             known = {member.instance for member in others}
             for instance in self._clients.keys() - known:
-                client = self._clients.pop(instance)
-                await client.close()
+                client = self._clients.pop(instance, None)
+                if client is not None:
+                    await client.close()
         return [member for member in others if wanted is None or member.instance == wanted]
 
     async def _ask(
@@ -117,14 +117,16 @@ class Forwarding:
     ) -> dict[str, Any] | PeerUnreachable | PeerLost | None:
         """The answer of *member*, or why there is none; ``None`` if it does not have the branch."""
         client = self._clients.get(member.instance)
-        if client is None:
-            lease = self._membership
-            client = PeerClient(member.address, lease.holder, lambda: lease.secrets, self._tls)
-            self._clients[member.instance] = client
         try:
+            if client is None:
+                lease = self._membership
+                client = PeerClient(member.address, lease.holder, lambda: lease.secrets, self._tls)
+                self._clients[member.instance] = client
             answer = await client.ask(request, seconds)
         except (PeerUnreachable, PeerLost) as error:
             return error
+        except ValueError as error:  # its address
+            return PeerUnreachable(str(error))
         return None if "elsewhere" in answer else answer
 
     async def _look_again(self, who: Requester, xid: Xid, found: Elsewhere) -> None:
@@ -133,7 +135,7 @@ class Forwarding:
             lookup = await self._manager.log.lookup(who.vhost, xid)
         except LogError as error:
             raise XaError(ReplyCode.INTERNAL_ERROR, f"the log cannot be read: {error} (xid {xid})") from error
-        if lookup.branch is None and (lookup.ending is None or found.facts.get("ended") == lookup.ending.event):
+        if lookup.branch is None and lookup.ending == found.ending:
             raise XaError(found.code, found.reason, found.facts)
 
     # -- requests of other members
@@ -161,6 +163,13 @@ class Forwarding:
         if answer is None:
             return {"elsewhere": True}
         return {"flag": answer.name} if isinstance(answer, XaFlag) else {"seconds": answer}
+
+
+def _rank(answer: dict[str, Any] | Exception | None) -> int:
+    """The order in which answers count: of the member that carried the request out, none, refusals, all others."""
+    if isinstance(answer, dict):
+        return 2 if "code" in answer else 0
+    return 1 if isinstance(answer, PeerLost) else 3
 
 
 def _read(answer: Mapping[str, Any]) -> XaFlag | int:

@@ -6,8 +6,9 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from dtx.log.api import LeaseHeld, LeaseLost
-from dtx.log.membership import Membership
+from dtx.log import statements
+from dtx.log.api import LeaseHeld, LeaseLost, LogUnavailable
+from dtx.log.membership import _IS_MEMBER, Member, Membership
 from dtx.log.postgres import PostgresTransactionLog
 from tests.servers.log.conftest import OpenLog
 from tests.servers.log.test_lease import stop_renewing
@@ -160,6 +161,93 @@ async def test_two_members_never_take_the_same_branches(open_log: OpenLog) -> No
     await stop_renewing(gone)
     await until_gone(rest[0], gone)
     counts = await asyncio.gather(*(membership(log).adopt(frozenset({gone.instance})) for log in rest))
-    assert max(counts) == sum(counts) == len(theirs)
+    assert [count for count in counts if count] == [len(theirs)]
     found = [set(await all_of(log.load(log.member))) for log in rest]
     assert sorted(map(len, found)) == [0, 0, len(theirs)]
+
+
+async def test_a_look_of_a_request_hides_no_handover(open_log: OpenLog) -> None:
+    """The watch compares with its own last look: requests read the members as well."""
+    first, second = [await open_log(address=ADDRESS) for _ in range(2)]
+    await branch_of(first)
+    adopted = asyncio.Event()
+
+    async def note() -> None:
+        adopted.set()
+
+    membership(second).watch(note)
+    await asyncio.sleep(0.7)
+    adopted.clear()
+    await first.close()
+    await membership(second).read()
+    await asyncio.wait_for(adopted.wait(), 5)
+
+
+@pytest.mark.parametrize("failure", ["adoption", "loading"])
+async def test_branches_are_loaded_after_a_failure(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    """The commit of an adoption may have happened although its answer was lost."""
+    first, second = [await open_log(address=ADDRESS) for _ in range(2)]
+    await branch_of(first)
+    lease, adopt, taken, loaded = membership(second), Membership.adopt, list[int | None](), asyncio.Event()
+
+    async def failing(self: Membership, *given: frozenset[UUID]) -> int | None:
+        count = await adopt(self, *given)
+        if count:
+            taken.append(count)
+            if failure == "adoption":
+                raise psycopg.OperationalError("server closed the connection")
+        return count
+
+    async def load() -> None:
+        if taken == [1]:
+            taken.append(None)
+            if failure == "loading":
+                raise LogUnavailable("the database is away")
+        if taken:
+            loaded.set()
+
+    monkeypatch.setattr(Membership, "adopt", failing)
+    lease.watch(load)
+    await first.close()
+    await asyncio.wait_for(loaded.wait(), 5)
+    await asyncio.sleep(0.1)
+    assert not lease.is_adopting
+
+
+@pytest.mark.parametrize("what", ["group", "adoption"])
+async def test_no_member_delays_the_renewals_of_others(
+    open_log: OpenLog, migrated_postgres_url: str, what: str
+) -> None:
+    """A group that was stopped halfway, or a long adoption, locks the row of its member."""
+    first, second = [await open_log(address=ADDRESS) for _ in range(2)]
+    await branch_of(first)
+    proof = statements.PROVE_LEASE.sql if what == "group" else _IS_MEMBER
+    async with await psycopg.AsyncConnection.connect(migrated_postgres_url) as stopped:
+        cursor = psycopg.AsyncRawCursor(stopped) if what == "group" else stopped.cursor()
+        await cursor.execute(proof, ["rm", first.epoch] if what == "group" else {"instance": first.instance})
+        for log in (first, second):
+            await asyncio.wait_for(membership(log).renew(), 2)
+        # but the row cannot go, and its epoch cannot change
+        async with await psycopg.AsyncConnection.connect(migrated_postgres_url) as other:
+            await other.execute("SET lock_timeout = 100")
+            for change in ("DELETE FROM dtx.member", "UPDATE dtx.member SET epoch = epoch + 100"):
+                with pytest.raises(psycopg.errors.LockNotAvailable):
+                    await other.execute(f"{change} WHERE instance = %s", [first.instance])
+                await other.rollback()
+                await other.execute("SET lock_timeout = 100")
+        await stopped.rollback()
+
+
+async def test_callers_share_a_read_of_the_members(open_log: OpenLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = await open_log(address=ADDRESS)
+    lease, reads, read = membership(log), list[int](), Membership._read
+
+    async def counting(self: Membership, session: psycopg.AsyncConnection) -> tuple[Member, ...]:
+        reads.append(1)
+        return await read(self, session)
+
+    monkeypatch.setattr(Membership, "_read", counting)
+    await asyncio.gather(*(lease.read() for _ in range(50)))
+    assert len(reads) <= 2

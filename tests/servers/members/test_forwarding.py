@@ -1,5 +1,6 @@
 """A branch of one member is completed through another."""
 
+import re
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -86,6 +87,14 @@ def test_an_order_names_the_member_that_has_the_branch(stage: Stage) -> None:
     assert done.returncode != 0
     assert "has the branch: send the order to it" in done.stderr
     assert stage.states() == {xid: "prepared"}
+
+
+def test_doctor_lists_the_members(stage: Stage) -> None:
+    other = stage.another_service()
+    found = other.run("doctor", check=False).stdout
+    names = rf"\S+:{stage.service.pid} and \S+:{other.pid} \(epoch 1\): active as dtx\n"
+    assert re.search(names, found)
+    assert "stand by" not in found
 
 
 def test_no_member_calls_a_branch_unknown_while_one_is_silent(stage: Stage) -> None:
@@ -202,3 +211,39 @@ def test_a_user_controls_only_his_own_branches_through_members(stage: Stage) -> 
             coordinator.commit(xid)
     with stage.coordinator(other) as coordinator:
         assert coordinator.commit(xid) is XaFlag.OK
+
+
+def test_the_ended_branch_of_another_user_is_unknown(stage: Stage) -> None:
+    stage.node.add_user("stranger", vhost=stage.vhost)
+    other, queue = stage.another_service(), stage.declare("q")
+    xid = prepared(stage, queue, b"a")
+    with stage.coordinator(other) as coordinator:
+        assert coordinator.commit(xid) is XaFlag.OK
+    url = other.url("stranger", vhost=stage.vhost)
+    with connected(url) as connection, pytest.raises(XAER_NOTA, match="unknown xid"):
+        Coordinator(connection).rollback(xid)
+
+
+def test_a_handover_takes_seconds_while_clients_ask(stage: Stage) -> None:
+    """Requests for unknown xids read the members, as the watch does."""
+    other, queue = stage.another_service(), stage.declare("q")
+    xids = [prepared(stage, queue, b"%d" % number) for number in range(5)]
+    over = threading.Event()
+
+    def ask() -> None:
+        with stage.coordinator(other) as coordinator:
+            while not over.is_set():
+                with pytest.raises((XAER_NOTA, XAER_RMFAIL)):
+                    coordinator.rollback(new_xid())
+
+    asking = stage.background(ask)
+    try:
+        stage.service.signal(signal.SIGTERM)
+        stage.service.wait()
+        with stage.coordinator(other) as coordinator:
+            for xid in xids:
+                assert coordinator.commit(xid) is XaFlag.OK
+    finally:
+        over.set()
+        asking.result()
+    assert len(stage.bodies(queue)) == 5
