@@ -8,7 +8,7 @@ The loss of a client while its commit is under way does not stop the commit.
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 from uuid import UUID
 
@@ -63,6 +63,20 @@ _NOTIFIED_AT_ONCE: Final = 25
 class OtherMembers(Protocol):
     """The other members of the resource manager."""
 
+    async def order(self, given: Mapping[str, Any], member: UUID) -> Mapping[str, Any] | None:
+        """Let *member* carry out an operator's order.
+
+        Args:
+            given: the order.
+            member: that has the branch.
+
+        Returns:
+            The result; ``None`` if *member* does not have the branch any more.
+
+        Raises:
+            XaError: the answer of the other member; 541, the outcome is not known.
+        """
+
     async def ask(
         self, who: Requester, xid: Xid, operation: Operation, seconds: int, found: Elsewhere, until: float
     ) -> XaFlag | int | None:
@@ -82,9 +96,6 @@ class OtherMembers(Protocol):
         Raises:
             XaError: the answer of the other member; 404, no member has the branch; 541, the outcome is not known.
         """
-
-    def holder(self, member: UUID) -> str:
-        """The name of a member, for people."""
 
 
 class BranchManager:
@@ -490,14 +501,7 @@ class BranchManager:
         entry.branch, _ = step(entry.branch, SetTimeout(seconds=wanted), self._clock())
 
     async def _find_idle(self, who: Requester, xid: Xid, operation: Operation) -> BranchRuntime:
-        try:
-            entry = await self._branches.find(who, xid, operation, _ignore_answer)
-        except Elsewhere as found:
-            if self.others is None or found.member is None:
-                raise
-            holder = self.others.holder(found.member)
-            reason = f"member {holder} has the branch: send the order to it (xid {xid})"
-            raise XaError(ReplyCode.INTERNAL_ERROR, reason) from None
+        entry = await self._branches.find(who, xid, operation, _ignore_answer)
         assert entry is not None, "only a completion is answered before it is found"
         return entry
 

@@ -7,9 +7,11 @@ checked the operator's role.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
+from uuid import UUID
 
 from dtx import failpoint
 from dtx.failpoint import Point
@@ -17,7 +19,7 @@ from dtx.log.api import LogError
 from dtx.log.records import BranchRecord, Fate, LogState, Redirect, WorkKind, WorkRow
 from dtx.manager.branch_persistence import log_failed
 from dtx.manager.branch_runtime import UNFINISHED, BranchDecision, BranchRuntime
-from dtx.manager.branches import Requester
+from dtx.manager.branches import Elsewhere, Requester
 from dtx.manager.effects import Reply
 from dtx.manager.manager import BranchManager
 from dtx.store.api import UnitProgress
@@ -120,6 +122,45 @@ class Done:
     version: int | None
 
 
+def to_json(order: Order) -> dict[str, Any]:
+    """*order* for another member."""
+    to = order.redirect
+    return {
+        "vhost": order.vhost, "xid": str(order.xid), "action": order.action, "actor": order.actor,
+        "reason": order.reason, "version": order.version, "positions": order.positions,
+        "redirect": None if to is None else {
+            "position": to.position, "exchange": to.exchange.hex(), "routing_key": to.routing_key.hex(),
+            "queue": None if to.queue is None else to.queue.hex(),
+        },
+    }  # fmt: skip
+
+
+def from_json(given: Mapping[str, Any]) -> Order:
+    """The inverse of :func:`to_json`.
+
+    Raises:
+        KeyError, TypeError, ValueError, XaError: it is malformed.
+    """
+    to = given["redirect"]
+    return Order(
+        vhost=str(given["vhost"]),
+        xid=Xid.parse(given["xid"]),
+        action=OperatorAction(given["action"]),
+        actor=str(given["actor"]),
+        reason=str(given["reason"]),
+        version=given["version"],
+        positions=tuple(map(int, given["positions"])),
+        redirect=None
+        if to is None
+        else Redirect(
+            position=int(to["position"]),
+            exchange=bytes.fromhex(to["exchange"]),
+            routing_key=bytes.fromhex(to["routing_key"]),
+            queue=None if to["queue"] is None else bytes.fromhex(to["queue"]),
+        ),
+    )
+
+
 class Operators:
     """Carries out the orders of operators.
 
@@ -137,7 +178,7 @@ class Operators:
             XaError: 404 for an unknown xid. 406 where the branch has another version or the order has no reason. 503
                 where the order is illegal in its state. 541 when the log cannot be read.
         """
-        return (await self._evaluate_order(order))[1]
+        return (await self._evaluate_order(order))[2]
 
     async def carry_out(self, order: Order) -> Done:
         """Carry out *order*; cancellation of the caller does not stop it.
@@ -149,7 +190,9 @@ class Operators:
             XaError: as :meth:`forecast`. 541 where phase two is stuck, or the outcome is not known. Also where the log
                 may not have the end of a branch that has ended.
         """
-        entry, forecast, event, decision = await self._evaluate_order(order)
+        entry, member, forecast, event, decision = await self._evaluate_order(order)
+        if member is not None:
+            return await self._let_carry_out(order, forecast, member)
         answered: asyncio.Future[XaFlag | XaError] = asyncio.get_running_loop().create_future()
         failed: list[XaError] = []
 
@@ -193,6 +236,16 @@ class Operators:
             version=None if record is None else record.version,
         )
 
+    async def _let_carry_out(self, order: Order, forecast: Forecast, member: UUID) -> Done:
+        """Let the member that has the branch carry out *order*, if the branch still has the version of *forecast*."""
+        others = self._manager.others
+        assert others is not None, "it has the branch"
+        answer = await others.order(to_json(replace(order, version=forecast.version)), member)
+        if answer is None:  # another member, perhaps this one, has it now
+            return await self.carry_out(replace(order, version=forecast.version))
+        state, version = State(answer["state"]), answer["version"]
+        return Done(forecast=forecast, answer=answer["answer"], state=state, version=version)
+
     async def _redirect(self, entry: BranchRuntime, order: Order, reply: Reply) -> None:
         to = order.redirect
         assert to is not None
@@ -212,7 +265,14 @@ class Operators:
             raise XaError(ReplyCode.PRECONDITION_FAILED, f"a reason of 1 to {_MOST_REASON} characters is needed")
         who = Requester(order.actor, order.vhost, operator=True)
         while True:
-            entry = await self._manager.find(who, order.xid)
+            member = None
+            try:
+                entry = await self._manager.find(who, order.xid)
+            except Elsewhere as elsewhere:
+                member = elsewhere.member
+                if member is None or self._manager.others is None:
+                    raise
+                entry = await self._read(order, elsewhere)
             record = entry.record
             if record is None:
                 raise XaError(
@@ -224,7 +284,22 @@ class Operators:
             # The messages were read meanwhile: if the branch has not changed, decide; otherwise check again.
             if entry.record is record and entry.idle:
                 vote = self._manager.vote(entry)
-                return _evaluate(_Case(order=order, entry=entry, record=record, work=work, vote=vote))
+                case = _Case(order=order, entry=entry, record=record, work=work, vote=vote)
+                forecast, event, decision = _evaluate(case)
+                return entry, member, forecast, event, decision
+
+    async def _read(self, order: Order, elsewhere: Elsewhere) -> BranchRuntime:
+        """The branch of another member, as the log has it."""
+        try:
+            found = await self._manager.log.lookup(order.vhost, order.xid)
+        except LogError as error:
+            raise log_failed(error, "reading the branch", order.xid) from error
+        if found.branch is None:
+            raise elsewhere  # it has ended meanwhile
+        entry = BranchRuntime.restored(found.branch)
+        if found.branch.stuck is not None:
+            entry.progress = UnitProgress.UNSENT  # after a refusal
+        return entry
 
     async def _work(self, entry: BranchRuntime, record: BranchRecord) -> Sequence[WorkRow]:
         try:
@@ -253,7 +328,9 @@ class _Case:
         return XaError(ReplyCode.PRECONDITION_FAILED, f"{why} (xid {self.order.xid})")
 
 
-_Evaluation = tuple[BranchRuntime, Forecast, Event | None, BranchDecision | None]
+_Effects = tuple[Forecast, Event | None, BranchDecision | None]
+_Evaluation = tuple[BranchRuntime, UUID | None, Forecast, Event | None, BranchDecision | None]
+"""With the member that has the branch, if it is another one."""
 _COMMITS: Final = (State.COMMITTING, State.HEURISTIC_COMMITTING)
 
 
@@ -269,7 +346,7 @@ def _require_version(order: Order, record: BranchRecord) -> None:
         )
 
 
-def _evaluate(case: _Case) -> _Evaluation:
+def _evaluate(case: _Case) -> _Effects:
     match case.order.action:
         case OperatorAction.COMMIT | OperatorAction.ROLLBACK:
             return _complete(case)
@@ -306,7 +383,7 @@ _FATES: Final = {
 """The fates of a branch's messages, by whether it commits."""
 
 
-def _complete(case: _Case) -> _Evaluation:
+def _complete(case: _Case) -> _Effects:
     commits = case.order.action is OperatorAction.COMMIT
     operation = Operation.HEURISTIC_COMMIT if commits else Operation.HEURISTIC_ROLLBACK
     if case.entry.branch.state is not State.PREPARED or not is_legal(case.entry.branch, operation, case.vote):
@@ -315,7 +392,6 @@ def _complete(case: _Case) -> _Evaluation:
     steps = _steps(case.work, _FATES[commits])
     event = Decide(operation=operation, vote=case.vote, outcome=outcome)
     return (
-        case.entry,
         _heuristic(case, State.HEURISTIC, outcome, steps),
         event,
         BranchDecision(reason=case.order.reason),
@@ -335,7 +411,7 @@ def _heuristic(case: _Case, becomes: State, outcome: Heuristic | None, steps: tu
     )
 
 
-def _forget(case: _Case) -> _Evaluation:
+def _forget(case: _Case) -> _Effects:
     if case.entry.branch.state is not State.HEURISTIC:
         raise case.illegal()
     kept = [item for item in case.work if item.fate in {Fate.DROPPED, Fate.DISCARDED} or case.record.published]
@@ -349,10 +425,10 @@ def _forget(case: _Case) -> _Evaluation:
         archived=len(kept),
     )
     event = Request(operation=Operation.FORGET, vote=case.vote)
-    return case.entry, forecast, event, BranchDecision(reason=case.order.reason)
+    return forecast, event, BranchDecision(reason=case.order.reason)
 
 
-def _retry(case: _Case) -> _Evaluation:
+def _retry(case: _Case) -> _Effects:
     state = case.entry.branch.state
     if case.record.state not in {
         LogState.COMMITTING,
@@ -364,7 +440,7 @@ def _retry(case: _Case) -> _Evaluation:
     event = Request(operation=UNFINISHED[state], vote=case.vote)
     steps = _steps(case.work, _FATES[state in _COMMITS])
     becomes = State.UNKNOWN if case.record.outcome is None else State.HEURISTIC
-    return case.entry, _heuristic(case, becomes, case.record.outcome, steps), event, None
+    return _heuristic(case, becomes, case.record.outcome, steps), event, None
 
 
 def _stuck(case: _Case) -> dict[int, WorkRow]:
@@ -377,7 +453,7 @@ def _stuck(case: _Case) -> dict[int, WorkRow]:
     return {item.position: item for item in case.work if item.is_open and item.kind is kind}
 
 
-def _discard(case: _Case) -> _Evaluation:
+def _discard(case: _Case) -> _Effects:
     left = _stuck(case)
     wanted = set(case.order.positions)
     if not wanted or not wanted <= left.keys():
@@ -391,7 +467,7 @@ def _discard(case: _Case) -> _Evaluation:
     fates = tuple((position, Fate.DISCARDED) for position in sorted(wanted))
     steps = tuple(_step(left[position], fate) for position, fate in fates)
     forecast = _heuristic(case, becomes, outcome, steps)
-    return case.entry, forecast, event, BranchDecision(reason=case.order.reason, fates=fates)
+    return forecast, event, BranchDecision(reason=case.order.reason, fates=fates)
 
 
 def _heuristic_outcome(case: _Case, wanted: set[int]) -> Heuristic:
@@ -405,7 +481,7 @@ def _heuristic_outcome(case: _Case, wanted: set[int]) -> Heuristic:
     return Heuristic.of(committed=given_up, rolled_back=total - given_up, unknown=unsure)
 
 
-def _redirect(case: _Case) -> _Evaluation:
+def _redirect(case: _Case) -> _Effects:
     to = case.order.redirect
     assert to is not None, "an order to redirect says where to"
     left = _stuck(case)
@@ -425,4 +501,4 @@ def _redirect(case: _Case) -> _Evaluation:
         bytes=len(item.body),
     )
     forecast = _heuristic(case, case.entry.branch.state, case.record.outcome, (moved,))
-    return case.entry, forecast, None, None
+    return forecast, None, None

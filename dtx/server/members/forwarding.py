@@ -21,9 +21,10 @@ from dtx.log.api import LogError
 from dtx.log.membership import Member, Membership
 from dtx.manager import BranchManager, Requester
 from dtx.manager.branches import Elsewhere
+from dtx.manager.operators import Operators, from_json
 from dtx.server.members.client import PeerClient, PeerLost, PeerUnreachable
 from dtx.telemetry import get_logger
-from dtx.xa.codes import ReplyCode, XaError, XaFlag
+from dtx.xa.codes import RefusalCause, ReplyCode, XaError, XaFlag
 from dtx.xa.model import Operation
 from dtx.xa.xid import Xid
 
@@ -31,6 +32,9 @@ _log = get_logger(part="members")
 
 _PAUSE: Final = 0.1
 """Seconds before a request begins again."""
+_GRACE: Final = 5.0
+"""Seconds for an answer to come, in addition to the time that the work may take."""
+_ELSEWHERE: Final = {"elsewhere": True}
 _FORWARDED: Final = frozenset(
     {
         Operation.PREPARE, Operation.COMMIT, Operation.ONE_PHASE, Operation.ROLLBACK, Operation.FORGET,
@@ -50,6 +54,7 @@ class Forwarding:
 
     def __init__(self, manager: BranchManager, membership: Membership, tls: ssl.SSLContext) -> None:
         self._manager = manager
+        self._operators = Operators(manager)
         self._membership = membership
         self._tls = tls
         self._clients: dict[UUID, PeerClient] = {}
@@ -95,10 +100,24 @@ class Forwarding:
         await asyncio.sleep(_PAUSE)
         return None
 
-    def holder(self, member: UUID) -> str:
+    async def order(self, given: Mapping[str, Any], member: UUID) -> Mapping[str, Any] | None:
         """See :class:`~dtx.manager.manager.OtherMembers`."""
-        names = {other.instance: other.holder for other in self._membership.others}
-        return names.get(member, "that is gone")
+        xid = given["xid"]
+        try:
+            others = await self._members(member)
+        except (psycopg.Error, OSError, LogError, TimeoutError) as error:
+            raise XaError(ReplyCode.INTERNAL_ERROR, f"the members cannot be read: {error} (xid {xid})") from error
+        reason = "it is gone, and another one takes its branches"
+        for other in others:
+            # the other member answers after this time at the latest, even if the broker does not
+            answer = await self._ask(other, {"order": given}, self._manager.limits.patience + _GRACE)
+            if isinstance(answer, dict):
+                _raise_refusal(answer)
+                return answer
+            if answer is None:
+                return None
+            reason = str(answer)
+        raise XaError(ReplyCode.INTERNAL_ERROR, f"the member that has the branch does not answer: {reason} (xid {xid})")
 
     async def _members(self, wanted: UUID | None) -> list[Member]:
         """The other members, or the wanted one of them. It may be gone; then another one takes its branches soon."""
@@ -146,6 +165,8 @@ class Forwarding:
         Raises:
             KeyError, ValueError, TypeError: it is malformed.
         """
+        if "order" in request:
+            return await self._handle_order(request["order"])
         operation = Operation(request["operation"])
         if operation not in _FORWARDED:
             raise ValueError(f"{operation} is not forwarded")
@@ -159,10 +180,34 @@ class Forwarding:
                 unvoted=request["unvoted"] is True,
             )
         except XaError as error:
-            return {"code": int(error.code), "reason": error.reason, "facts": dict(error.facts)}
+            return _refusal(error)
         if answer is None:
-            return {"elsewhere": True}
+            return _ELSEWHERE
         return {"flag": answer.name} if isinstance(answer, XaFlag) else {"seconds": answer}
+
+    async def _handle_order(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Carry out an order of an operator, whose role the other member has checked."""
+        order = from_json(given)
+        entry = self._manager.known(order.vhost, order.xid)
+        if entry is None or entry.record is None:
+            return _ELSEWHERE
+        try:
+            done = await self._operators.carry_out(order)
+        except XaError as error:
+            return _refusal(error)
+        return {"answer": done.answer, "state": done.state, "version": done.version}
+
+
+def _refusal(error: XaError) -> dict[str, Any]:
+    return {"code": int(error.code), "reason": error.reason, "facts": dict(error.facts), "cause": error.cause}
+
+
+def _raise_refusal(answer: Mapping[str, Any]) -> None:
+    """Raise the XaError of *answer*, if it has one."""
+    if "code" in answer:
+        cause = answer["cause"]
+        cause = None if cause is None else RefusalCause(cause)
+        raise XaError(ReplyCode(answer["code"]), answer["reason"], answer["facts"], cause)
 
 
 def _rank(answer: dict[str, Any] | Exception | None) -> int:
@@ -178,6 +223,5 @@ def _read(answer: Mapping[str, Any]) -> XaFlag | int:
     Raises:
         XaError: the other member has refused the request.
     """
-    if "code" in answer:
-        raise XaError(ReplyCode(answer["code"]), answer["reason"], answer["facts"])
+    _raise_refusal(answer)
     return XaFlag[answer["flag"]] if "flag" in answer else int(answer["seconds"])

@@ -315,7 +315,7 @@ def _retried_in_vain() -> Sequence[Change]:
     async def hasty(self: Operators, order: Order) -> Done:
         if order.action is not OperatorAction.RETRY:
             return await carry_out(self, order)
-        _, forecast, _, _ = await self._evaluate_order(order)
+        forecast = await self.forecast(order)
         return Done(forecast=forecast, answer="xa-ok", state=forecast.becomes, version=None)
 
     return [(Operators, "carry_out", hasty)]

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from dtx.client import XAER_NOTA, XAER_PROTO, XAER_RMERR, XAER_RMFAIL, Coordinator, XaFlag, XAResource, Xid
+from dtx.client import XA_HEURCOM, XAER_NOTA, XAER_PROTO, XAER_RMERR, XAER_RMFAIL, Coordinator, XaFlag, XAResource, Xid
 from tests.support.client import connected, new_xid
-from tests.support.crash import Stage, work
+from tests.support.crash import PERSISTENT, Stage, work
 from tests.support.service import ADMIN
 
 
@@ -80,13 +80,49 @@ def test_work_is_joined_only_where_the_branch_began(stage: Stage) -> None:
         XAResource(connection.channel()).start(xid, join=True)
 
 
-def test_an_order_names_the_member_that_has_the_branch(stage: Stage) -> None:
+def test_operators_give_orders_at_any_member(stage: Stage) -> None:
+    """The member that has the branch carries it out."""
     other, queue = stage.another_service(*ADMIN), stage.declare("q")
     xid = prepared(stage, queue, b"a")
-    done = other.run("rollback", str(xid), "--vhost", stage.vhost, "--reason", "test", "--yes", check=False)
-    assert done.returncode != 0
-    assert "has the branch: send the order to it" in done.stderr
+    words = ("--vhost", stage.vhost, "--reason", "its manager is lost")
+    dry = other.run("commit", str(xid), *words, "--dry-run").stdout
+    assert "heuristic" in dry
     assert stage.states() == {xid: "prepared"}
+    other.run("commit", str(xid), *words, "--yes")
+    assert stage.bodies(queue) == [b"a"]
+    assert stage.states() == {xid: "heuristic"}
+    refused = other.run("rollback", str(xid), *words, "--yes", check=False)
+    assert (refused.returncode != 0, "illegal in state heuristic" in refused.stderr) == (True, True)
+    with stage.coordinator() as coordinator, pytest.raises(XA_HEURCOM):
+        coordinator.commit(xid)
+    other.run("forget", str(xid), *words, "--yes")
+    assert stage.states() == {}
+
+
+def test_a_stuck_branch_of_another_member_is_repaired(stage: Stage) -> None:
+    other = stage.another_service(*ADMIN)
+    for queue in ("out", "gone", "spare"):
+        stage.declare(queue)
+    with stage.node.channel(stage.vhost) as direct:
+        direct.exchange_declare("orders", "fanout", durable=True)
+        direct.queue_bind("gone", "orders")
+    with stage.connected() as connection:
+        channel = connection.channel()
+        xa, xid = work(channel, publish={"out": [b"a"]}, end=False)
+        channel.basic_publish("orders", "", b"b", PERSISTENT)
+        xa.end(xid)
+        assert xa.prepare(xid) is XaFlag.OK
+    with stage.node.channel(stage.vhost) as direct:
+        direct.exchange_delete("orders")
+    with stage.coordinator(other) as coordinator:
+        with pytest.raises(XAER_RMFAIL, match="no exchange 'orders'"):
+            coordinator.commit(xid)
+        assert list(coordinator.recover()) == [xid]
+    where = ("--vhost", stage.vhost, "--reason", "moved by hand", "--yes")
+    other.run("redirect", str(xid), "1", *where, "--exchange", "", "--routing-key", "spare")
+    other.run("retry", str(xid), *where)
+    assert (stage.bodies("out"), stage.bodies("spare")) == ([b"a"], [b"b"])
+    assert stage.states() == {}
 
 
 def test_doctor_lists_the_members(stage: Stage) -> None:
