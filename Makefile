@@ -17,7 +17,7 @@ CORE := $(addprefix tests/unit/,fuzz manager server wire xa)
 # tests with a broker
 RABBITMQ_TESTS := tests/contract $(addprefix tests/servers/,alongside proxy branches crash test_cli_doctor_broker.py)
 # parts of `make evidence`, and minutes for each part without a fixed size
-PARTS ?= sim matrix tm soak cluster repeats brokers scenarios overload fuzz pipeline walkthrough
+PARTS ?= sim matrix tm soak members cluster repeats brokers scenarios overload fuzz pipeline walkthrough
 MINUTES ?= 10
 
 # the RabbitMQ client, 5.0 or newer, that `make java` compiles against

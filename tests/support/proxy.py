@@ -1,6 +1,7 @@
 """A TCP proxy that a test can cut, stall and slow down, to simulate a bad network."""
 
 import contextlib
+import random
 import select
 import socket
 import struct
@@ -186,6 +187,25 @@ class Proxy:
             pairs, self._pairs = self._pairs, set()
         for pair in pairs:
             pair.reset()
+
+
+class Balancer(Proxy):
+    """A TCP balancer: forwards each connection to a random one of several servers, and skips those that refuse it.
+
+    Args:
+        ports: of the servers, on the loopback interface.
+    """
+
+    def __init__(self, *ports: int) -> None:
+        super().__init__("127.0.0.1", ports[0])
+        self._ports = ports
+
+    def _connect(self) -> socket.socket:
+        for port in random.sample(self._ports, len(self._ports)):
+            self._target = ("127.0.0.1", port)
+            with contextlib.suppress(OSError):
+                return super()._connect()
+        raise ConnectionRefusedError("all servers refuse connections")
 
 
 class _Pair:

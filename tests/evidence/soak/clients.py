@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,6 +43,7 @@ class Config:
         ledger: path.
         threads: number of clients.
         seed: of their random choices.
+        apart: whether they do work, first and second phase on different connections, and repeat a second phase.
     """
 
     slot: str
@@ -51,6 +53,7 @@ class Config:
     ledger: str
     threads: int
     seed: int
+    apart: bool = False
 
     def to_json(self) -> str:
         """Return the configuration as a command line argument."""
@@ -64,6 +67,10 @@ class Config:
 
 REDELIVERED: Final = "of these delivered before"
 """Repeats with the flag ``redelivered``: an acknowledgement that RabbitMQ lost, or a copy that a dead client had."""
+
+
+AGAIN: Final = 10.0
+"""Seconds for which a second phase without an answer is repeated; afterwards the recovery completes it."""
 
 
 class NotNow(Exception):
@@ -85,7 +92,8 @@ class TransferClient(threading.Thread):
         self._life = config.life
         self._random = random.Random(config.seed * 1000 + number)
         self._subscribes = self._random.choice(QUEUES) if number % 2 else None
-        self._queues = QueueSide(config.dtx, subscribes=self._subscribes)
+        self._queues = QueueSide(config.dtx, subscribes=self._subscribes, apart=config.apart)
+        self._repeats = AGAIN if config.apart else 0.0
         self._banks = {name: BankSide(url, "teller") for name, url in config.banks.items()}
         self._work: list[tuple[str, int, Callable[[Transfer], None]]] = [
             ("queue to queue", 4, self._queue_to_queue),
@@ -201,16 +209,28 @@ class TransferClient(threading.Thread):
     def _tell(self, side: str, gtrid: str, *, commit: bool) -> bool:
         """Send the outcome to a participant that voted yes; return whether the branch has ended."""
         ending = "commit" if commit else "rollback"
-        try:
-            who = self._queues if side == QUEUE_SIDE else self._banks[side]
-            (who.commit if commit else who.rollback)(gtrid)
-        except (XAER_NOTA, XAER_PROTO, XAHeuristic, XARollback, psycopg.errors.UndefinedObject) as error:
-            self._desk.ledger.fault(f"{side} voted yes for {gtrid} and refused its {ending}: {error}")
-        except BROKEN as error:
-            self._desk.count(f"{ending} unanswered: {type(error).__name__}")
-            self._drop(side)
-            return False
-        return True
+        failed_at: float | None = None
+        while True:
+            try:
+                who = self._queues if side == QUEUE_SIDE else self._banks[side]
+                (who.commit if commit else who.rollback)(gtrid)
+            except (XAER_NOTA, XAER_PROTO, XAHeuristic, XARollback, psycopg.errors.UndefinedObject) as error:
+                ended = error.facts.get("ended") if isinstance(error, XAER_NOTA) else None
+                if failed_at is None or ended != ("committed" if commit else "rolled-back"):
+                    self._desk.ledger.fault(f"{side} voted yes for {gtrid} and refused its {ending}: {error}")
+            except BROKEN as error:
+                self._desk.count(f"{ending} unanswered: {type(error).__name__}")
+                self._drop(side)
+                failed_at = failed_at or time.monotonic()
+                if side == QUEUE_SIDE and time.monotonic() < failed_at + self._repeats:
+                    time.sleep(0.1)
+                    continue
+                if self._repeats:
+                    self._desk.count(f"{ending} failed")
+                return False
+            if failed_at is not None:
+                self._desk.count(f"{ending} delayed")
+            return True
 
     def _give_up(self, transfer: Transfer, voted: set[str]) -> None:
         """Roll back at all participants."""

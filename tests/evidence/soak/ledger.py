@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.evidence.soak.money import Coin, Seen, Transfer
+from tests.evidence.soak.money import QUEUE_SIDE, Coin, Seen, Transfer
 
 _SCHEMA = """
 CREATE TABLE decision (
@@ -228,6 +228,11 @@ class Ledger:
         """Return the transfers decided in this round, with their participants."""
         rows = self._read("SELECT gtrid, sides FROM decision")
         return [(str(gtrid), json.loads(str(sides))) for gtrid, sides in rows]
+
+    def decision_times(self) -> list[float]:
+        """Return the times of the round at which a transfer with queues was decided after the votes."""
+        rows = self._read("SELECT at FROM decision WHERE instr(sides, ?) AND NOT instr(kind, 'one phase')", QUEUE_SIDE)
+        return [float(str(at)) for (at,) in rows]
 
     def close_round(self) -> None:
         """Delete the decisions of the round. Coins remain, because a repeat may come much later."""

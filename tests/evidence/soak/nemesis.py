@@ -52,8 +52,8 @@ class Pause:
         self.chance = chance
         self._over = over
 
-    def __call__(self) -> None:
-        self._over.wait(self.chance.uniform(*SECONDS))
+    def __call__(self, seconds: tuple[float, float] = SECONDS) -> None:
+        self._over.wait(self.chance.uniform(*seconds))
 
 
 # -- processes
@@ -73,7 +73,7 @@ def _pause_dtx(world: World, pause: Pause) -> None:
     world.service.resume()
 
 
-def _kill_client(world: World, pause: Pause) -> None:
+def kill_client(world: World, pause: Pause) -> None:
     pause.chance.choice(world.clients).kill9()
 
 
@@ -195,7 +195,7 @@ def _events(world: World, *, broker_dies: bool) -> Iterator[Trouble]:
     yield Trouble(name="dtx killed", victim="dtx", cards=8, act=_kill_dtx)
     yield Trouble(name="dtx stopped in order", victim="dtx", cards=2, act=_stop_dtx)
     yield Trouble(name="dtx paused", victim="dtx", cards=3, act=_pause_dtx)
-    yield Trouble(name="clients killed", victim="clients", cards=4, act=_kill_client)
+    yield Trouble(name="clients killed", victim="clients", cards=4, act=kill_client)
     yield Trouble(name="clients paused", victim="clients", cards=2, act=_pause_client)
     yield Trouble(name="dtx's PostgreSQL killed", victim="log", cards=4, act=_kill_server("log"))
     yield Trouble(name="dtx's PostgreSQL restarted", victim="log", cards=2, act=_restart_server("log"))
@@ -243,7 +243,7 @@ class Nemesis:
 
     def rage(self, seconds: float, *, broker_dies: bool, until: Callable[[], bool]) -> None:
         """Cause events until *seconds* have passed or *until* holds, and return after the end of all of them."""
-        possible = _events(self._world, broker_dies=broker_dies)
+        possible = self._possible(broker_dies=broker_dies)
         events = [event for event in possible if any(name in event.name for name in self._harm)]
         if not events:
             raise ValueError(f"no harm has {' or '.join(self._harm)} in its name")
@@ -271,6 +271,9 @@ class Nemesis:
                 future.result()
         finally:
             timer.cancel()
+
+    def _possible(self, *, broker_dies: bool) -> Iterator[Trouble]:
+        return _events(self._world, broker_dies=broker_dies)
 
     def _let_them_work(self, transfers: int, seconds: float) -> None:
         """Wait until that many more transfers are decided, at most *seconds*: faults need work to have an effect."""

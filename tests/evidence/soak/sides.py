@@ -31,14 +31,16 @@ _POSTGRES: Final = "lock_timeout=1500 statement_timeout=15000 idle_in_transactio
 
 
 class QueueSide:
-    """dtx, on one connection.
+    """dtx.
 
     Args:
         url: of dtx.
         subscribes: the queue that it consumes from; ``None``: it gets messages of any queue.
+        apart: whether it uses further connections for the first and the second phase.
     """
 
-    def __init__(self, url: str, *, subscribes: str | None = None) -> None:
+    def __init__(self, url: str, *, subscribes: str | None = None, apart: bool = False) -> None:
+        self._phases = (QueueSide(url), QueueSide(url)) if apart else (self, self)
         self._url = url + _AMQP
         self._subscribes = subscribes
         self._connection: BlockingConnection | None = None
@@ -105,20 +107,20 @@ class QueueSide:
 
     def prepare(self, gtrid: str) -> None:
         """Prepare; return if the vote is yes."""
-        flag = self.xa.prepare(xid_of(gtrid))
+        flag = self._phases[0].xa.prepare(xid_of(gtrid))
         assert flag is XaFlag.OK, f"{gtrid} has work, and {flag.wire_name} says that there was none"
 
     def commit(self, gtrid: str) -> None:
         """Commit in the second phase."""
-        self.xa.commit(xid_of(gtrid))
+        self._phases[1].xa.commit(xid_of(gtrid))
 
     def commit_in_one_phase(self, gtrid: str) -> None:
         """Let dtx decide; return if it has committed."""
-        self.xa.commit(xid_of(gtrid), one_phase=True)
+        self._phases[1].xa.commit(xid_of(gtrid), one_phase=True)
 
     def rollback(self, gtrid: str) -> None:
         """Roll back in the second phase."""
-        self.xa.rollback(xid_of(gtrid))
+        self._phases[1].xa.rollback(xid_of(gtrid))
 
     def roll_back_unprepared(self, gtrid: str) -> None:
         """Roll back a branch without a vote, ended or not; it may have ended already."""
@@ -126,7 +128,7 @@ class QueueSide:
         with contextlib.suppress(XAER_NOTA, XAER_PROTO, XARollback):
             self.xa.end(xid, fail=True)
         with contextlib.suppress(XAER_NOTA):
-            self.xa.rollback(xid)
+            self._phases[1].xa.rollback(xid)
 
     def coordinator(self) -> Coordinator:
         """Return a coordinator for branches of others; the caller closes it."""
@@ -138,6 +140,9 @@ class QueueSide:
         if connection is not None and connection.is_open:
             with contextlib.suppress(*BROKEN):
                 connection.close()
+        for phase in self._phases:
+            if phase is not self:
+                phase.close()
 
 
 class BankSide:

@@ -29,7 +29,7 @@ from tests.evidence.soak.money import ACCOUNTS, BANKS, OPENING_BALANCE
 from tests.support.broker import Mode
 from tests.support.postgres import PostgresServer
 from tests.support.processes import end, short_directory, spawn, wait_until
-from tests.support.proxy import Proxy
+from tests.support.proxy import Balancer, Proxy
 from tests.support.rabbitmq import RabbitNode
 from tests.support.rabbitmq_cluster import Cluster
 from tests.support.service import DtxService
@@ -41,8 +41,10 @@ _SCHEMA: Final = """
 CREATE TABLE account (name text PRIMARY KEY, balance bigint NOT NULL CHECK (balance >= 0));
 CREATE TABLE entry (gtrid text PRIMARY KEY, delta bigint NOT NULL);
 """
-ORDERLY_EXITS: Final = frozenset({0, 3, 4, 5, -signal.SIGKILL, -signal.SIGTERM})
-"""Allowed exit statuses: stop; loss of database, broker or lease; SIGKILL; SIGTERM before dtx has a handler."""
+ORDERLY_EXITS: Final = frozenset({0, 3, 4, 5, 128 + signal.SIGTERM, -signal.SIGKILL, -signal.SIGTERM})
+"""Allowed exit statuses: stop; loss of database, broker or lease; SIGTERM during another stop; SIGKILL; SIGTERM before
+dtx has a handler.
+"""
 
 
 class ClientProcess:
@@ -98,21 +100,22 @@ class World:
         mode: alongside or standalone.
         seed: of the clients' random choices.
         processes: number of processes of clients.
+        members: number of dtx.
     """
 
-    def __init__(self, mode: Mode, seed: int, processes: int = PROCESSES) -> None:
+    def __init__(self, mode: Mode, seed: int, processes: int = PROCESSES, members: int = 1) -> None:
         self.mode = mode
         self._seed = seed
         self._stack = contextlib.ExitStack()
         self.exits: Counter[int] = Counter()
         """Number of ends of dtx by exit status."""
-        self._dtx_lock = threading.RLock()
         self._clients_lock = threading.RLock()
         self._wanted = threading.Event()
         """Set while clients should run."""
         self._closing = threading.Event()
         self._life = ""
         self._processes = processes
+        self._members = members
         self.node: RabbitNode | Cluster | None = None
         self._broker: str | None = None
 
@@ -143,8 +146,11 @@ class World:
         for name, server in self.servers.items():
             self.links[name] = self._stack.enter_context(Proxy(*_address(server.url)))
         self.database = self.servers["log"].create_migrated_database()
-        self.service = self._stack.enter_context(self._make_service())
-        self.links["clients"] = self._stack.enter_context(Proxy("127.0.0.1", self.service.port))
+        self.services = [self._stack.enter_context(self._make_service()) for _ in range(self._members)]
+        self.service = self.services[0]
+        self._service_locks = {service: threading.Lock() for service in self.services}
+        ports = [service.port for service in self.services]
+        self.links["clients"] = self._stack.enter_context(Balancer(*ports))
         self.banks = {name: self._make_bank(name) for name in BANKS}
         self.ledger = Ledger(self.directory / "ledger", make=True)
         self._stack.callback(self.ledger.close)
@@ -212,6 +218,7 @@ class World:
             banks={name: self._through(name, url) for name, url in self.banks.items()},
             ledger=str(self.directory / "ledger"),
             threads=TELLERS,
+            apart=self._members > 1,
             seed=self._seed * 100 + number,
         )
         return ClientProcess(config, self.directory / f"client{number}.log")
@@ -247,22 +254,39 @@ class World:
         wait_until(self.dtx_answers, seconds=240, what="the restart of dtx")
 
     def dtx_answers(self) -> bool:
-        """Whether dtx is ready for clients."""
-        return self.service.running and bool(self.service.ready_line)
+        """Whether every dtx is ready for clients."""
+        return all(service.running and service.ready_line for service in self.services)
+
+    @contextlib.contextmanager
+    def hold(self, service: DtxService) -> Iterator[DtxService]:
+        """Do not start this dtx again before the end of the block."""
+        with self._service_locks[service]:
+            yield service
 
     def kill_dtx(self) -> None:
         """Kill dtx; it is started again."""
-        with self._dtx_lock:
+        with self.hold(self.service):
             if self.service.running:
                 self.service.kill9()
 
     def stop_dtx(self) -> None:
         """Stop dtx with SIGTERM; it is started again."""
-        with self._dtx_lock:
-            if self.service.running:
-                self.service.signal(signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.service.wait(60)
+        with self.hold(self.service):
+            self.stop(self.service)
+
+    def stop(self, service: DtxService) -> None:
+        """Stop a dtx that is held with SIGTERM."""
+        if service.running:
+            service.signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                service.wait(60)
+
+    def restart(self, service: DtxService) -> None:
+        """Start a dtx that is held, if it has ended."""
+        if not service.running and not self._closing.is_set():
+            self.exits[service.wait()] += 1
+            service.ready_line = ""
+            service.start(wait=False)
 
     def branches(self) -> int:
         """Return the number of branches in the log; -1 if the database does not answer."""
@@ -274,13 +298,14 @@ class World:
         return -1 if row is None else int(row[0])
 
     def _watch_dtx(self) -> None:
-        """Start dtx whenever it does not run."""
+        """Start each dtx whenever it does not run."""
         while not self._closing.wait(0.05):
-            with self._dtx_lock:
-                if not self.service.running and not self._closing.is_set():
-                    self.exits[self.service.wait()] += 1
-                    self.service.ready_line = ""
-                    self.service.start(wait=False)
+            for service, lock in self._service_locks.items():
+                if lock.acquire(blocking=False):
+                    try:
+                        self.restart(service)
+                    finally:
+                        lock.release()
 
     def _watch_clients(self) -> None:
         while not self._closing.wait(0.05):
@@ -302,8 +327,8 @@ class World:
 
     def doubts(self) -> list[str]:
         """Return log lines about units whose outcome dtx could not determine, of all rounds."""
-        said = self.service.log_path.read_text(errors="replace").splitlines()
-        return [line for line in said if "cannot be found out" in line]
+        said = [service.log_path.read_text(errors="replace").splitlines() for service in self.services]
+        return [line for lines in said for line in lines if "cannot be found out" in line]
 
     def trouble(self) -> Iterator[str]:
         """Yield unexpected exit statuses, and tracebacks of clients."""
