@@ -53,8 +53,13 @@ class TlsServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._serving = False
 
-    async def bind(self, host: str, port: int) -> None:
+    async def bind(self, host: str, port: int, *, shared: bool = False) -> None:
         """Bind an address. Clients cannot connect before :meth:`start_serving`.
+
+        Args:
+            host: a name or an address.
+            port: 0 lets the system choose.
+            shared: whether other processes of this user listen on it as well (SO_REUSEPORT).
 
         Raises:
             OSError: the address is in use, or not one of this machine.
@@ -65,6 +70,8 @@ class TlsServer:
             listening = socket.socket(family, kind, protocol)
             self.take(listening)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
                 listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             listening.bind(address)

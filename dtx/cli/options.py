@@ -26,6 +26,7 @@ _METAVARS: Final = {
     "admin_host": "NAME",
     "admin_listen": "ADDRESS",
     "admin_proxy": "ADDRESS",
+    "advertise": "URL",
     "anonymous_user": "USER",
     "broker": "URL",
     "coordinator": "USER",

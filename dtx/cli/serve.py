@@ -16,6 +16,7 @@ Examples:
   dtx serve --broker amqp://dtx:secret@127.0.0.1:5672/
   DTX_BROKER=amqp://... DTX_DATABASE=postgresql://... dtx serve
   dtx serve --config /etc/dtx.toml --coordinator tm
+  dtx serve --broker amqp://... --database postgresql://... --processes 4
 
 Every setting can be given as a flag, as an environment variable (in square brackets) and as a key of a TOML file (the
 flag's name with _ for -). Flags override the environment, which overrides the file. An unknown key is an error.
@@ -23,6 +24,9 @@ Sizes: 65536, 64KiB, 1MiB. Durations: 30, 30s, 500ms, 5m, 2h, 90d; a bare number
 
 Clients can connect after the line "READY listen=..." on stdout. SIGTERM stops gracefully: dtx takes no new branches and
 finishes commits under way. A second signal stops at once; it loses nothing either.
+
+With --processes 4, a supervisor runs four members on one port, restarts those that die, and passes these signals on.
+The lines of their logs have the field "process".
 
 """
 
@@ -40,14 +44,22 @@ def serve(settings: Settings) -> int:
 
     import uvloop
 
+    from dtx.server.processes import supervise
     from dtx.server.service import serve as run_service
     from dtx.telemetry import configure, get_logger
 
     configure(settings.log_level, settings.log_format)
+    process = None
+    if settings.processes > 1:
+        supervised = supervise(settings)
+        if isinstance(supervised, int):
+            return supervised
+        process, settings = supervised, supervised.settings
+        configure(settings.log_level, settings.log_format, process=process.number)
     get_logger().debug("settings", **settings.redacted())
     # At a failpoint, bytes that were sent must be in the socket: asyncio writes at once, uvloop after the iteration.
     run = asyncio.run if failpoint.armed else uvloop.run
-    return run(run_service(settings))
+    return run(run_service(settings, process))
 
 
 def _check_certificates(settings: Settings) -> None:

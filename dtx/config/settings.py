@@ -226,6 +226,15 @@ class Settings(BaseSettings):
         "amqp://host:port or amqps://host:port of this dtx for other dtx. With it, all dtx of the same rm and database "
         "are active together; without a port, it is that of the first listener. Needs --broker and --database.",
     )
+    processes: int = _setting(
+        1,
+        _Group.DATABASE,
+        "Members that this machine runs under one supervisor, to use several cores. They share the listeners. Member i "
+        "has the API at the port of admin_listen + i - 1. With a port in --advertise, it uses that port + i - 1; "
+        "without --advertise, only dtx on this machine are members. Needs --broker and --database.",
+        ge=1,
+        le=64,
+    )
     journal_retention: Duration = _setting(
         90.0 * DAY,
         _Group.DATABASE,
@@ -487,6 +496,10 @@ class Settings(BaseSettings):
             raise ValueError("broker_ca is given, but the broker URL begins with amqp:// and not with amqps://")
         if self.advertise is not None:
             _check_member(self.advertise, alone=self.broker is None or self.database is None)
+        if self.processes > 1 and (self.broker is None or self.database is None):
+            raise ValueError(
+                "processes needs broker and database: without a broker, or with a database of its own, dtx is alone"
+            )
         if self.default_timeout > self.max_timeout:
             raise ValueError(
                 f"default_timeout ({self.default_timeout} s) is longer than max_timeout ({self.max_timeout} s): "

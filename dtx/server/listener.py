@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from ipaddress import IPv6Address, ip_address
 from typing import Final, cast
 
@@ -84,9 +85,13 @@ class AcceptedConnection(asyncio.Protocol):
     Args:
         listener: accepted the socket.
         accepted: the socket, if a TLS handshake comes first.
+        only_members: whether it is refused to clients.
     """
 
-    def __init__(self, listener: "Listener", accepted: socket.socket | None = None) -> None:
+    def __init__(
+        self, listener: "Listener", accepted: socket.socket | None = None, *, only_members: bool = False
+    ) -> None:
+        self.only_members = only_members
         self._listener = listener
         self._accepted = accepted
         self._transport: asyncio.Transport | None = None
@@ -300,8 +305,17 @@ class Listener:
         self._full = False
         self._leftovers = Leftovers(lambda: len(self.sessions))
 
-    async def bind(self, host: str, port: int, tls: ssl.SSLContext | None) -> tuple[str, int]:
-        """Bind an address; port 0 lets the system choose. No client is accepted before :meth:`accept`.
+    async def bind(
+        self, host: str, port: int, tls: ssl.SSLContext | None, *, shared: bool = False, only_members: bool = False
+    ) -> tuple[str, int]:
+        """Bind an address. No client is accepted before :meth:`accept`.
+
+        Args:
+            host: a name or an address.
+            port: 0 lets the system choose.
+            tls: certificate, and requirements on those of clients.
+            shared: whether other processes of this user listen on it as well (SO_REUSEPORT).
+            only_members: whether it is for other members alone.
 
         Returns:
             The bound host and port.
@@ -311,32 +325,32 @@ class Listener:
             ConfigError: the address is not of this machine, or this user may not bind it.
         """
         try:
-            server = await self._bind(host, port, tls)
+            server = await self._bind(host, port, tls, shared, only_members)
         except OSError as error:
-            # the event loop's own message has a Python tuple, or no address at all
-            taken = error.errno == errno.EADDRINUSE
-            number = error.errno or 0  # the numbers of the resolver are negative
-            reason = os.strerror(number) if number > 0 else str(error.strerror or error)
-            message = f"cannot listen on {Address(host, port)}: {reason.lower()} (change --listen)"
-            raise (OSError(error.errno, message) if taken else ConfigError(message)) from error
+            raise not_bound(Address(host, port), error) from error
         name = server.sockets[0].getsockname()
-        self.addresses.append((name[0], name[1], tls is not None))
+        if not only_members:
+            self.addresses.append((name[0], name[1], tls is not None))
         return name[0], name[1]
 
-    async def _bind(self, host: str, port: int, tls: ssl.SSLContext | None) -> asyncio.Server | TlsServer:
+    async def _bind(
+        self, host: str, port: int, tls: ssl.SSLContext | None, shared: bool, only_members: bool
+    ) -> asyncio.Server | TlsServer:
         if tls is None:
+            new = partial(AcceptedConnection, self, only_members=only_members)
             server = await asyncio.get_running_loop().create_server(
-                lambda: AcceptedConnection(self), host, port, backlog=_BACKLOG, start_serving=False
+                new, host, port, backlog=_BACKLOG, reuse_port=shared, start_serving=False
             )
             self._servers.append(server)
             return server
-        tls_server = TlsServer(tls, self.header_timeout, self._admit_tls, self._remove_tls)
+        admit = partial(self._admit_tls, only_members)
+        tls_server = TlsServer(tls, self.header_timeout, admit, self._remove_tls)
         self._tls_servers.append(tls_server)
-        await tls_server.bind(host, port)
+        await tls_server.bind(host, port, shared=shared)
         return tls_server
 
-    def _admit_tls(self, accepted: socket.socket, peer: str) -> AcceptedConnection | None:
-        connection = AcceptedConnection(self, accepted)
+    def _admit_tls(self, only_members: bool, accepted: socket.socket, peer: str) -> AcceptedConnection | None:
+        connection = AcceptedConnection(self, accepted, only_members=only_members)
         return connection if self.admit(connection, peer) else None
 
     def _remove_tls(self, protocol: asyncio.Protocol) -> None:
@@ -420,6 +434,8 @@ class Listener:
     def begin(self, connection: AcceptedConnection, header: bytes) -> ClientSession | None:
         """Start the session of *connection* for its protocol *header*; ``None`` if dtx does not serve that protocol."""
         assert self._new_session is not None, "clients are accepted only after that"
+        if connection.only_members and header != Protocol.DTX_MEMBER.value:
+            return None
         session = self._new_session(connection, header)
         if session is None:
             return None
@@ -467,6 +483,15 @@ class Listener:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._leftovers.close()
+
+
+def not_bound(address: Address, error: OSError) -> OSError | ConfigError:
+    """The error to raise if *address* cannot be bound: an ``OSError`` if it is in use, otherwise a ``ConfigError``."""
+    # the event loop's own message has a Python tuple, or no address at all
+    number = error.errno or 0  # the numbers of the resolver are negative
+    reason = os.strerror(number) if number > 0 else str(error.strerror or error)
+    message = f"cannot listen on {address}: {reason.lower()} (change --listen)"
+    return OSError(error.errno, message) if error.errno == errno.EADDRINUSE else ConfigError(message)
 
 
 def _described(connection: AcceptedConnection) -> dict[str, object]:

@@ -9,10 +9,9 @@ import math
 import os
 import resource
 import signal
-import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import urlsplit
@@ -27,6 +26,8 @@ from dtx.log.postgres import PostgresTransactionLog
 from dtx.manager import BranchManager, Limits
 from dtx.server import memory
 from dtx.server.listener import Listener, NewSession
+from dtx.server.processes import MemberProcess
+from dtx.server.readiness import announce_ready, announce_standby, announce_standby_to_supervisor, notify
 from dtx.telemetry import Metrics, get_logger
 from dtx.telemetry.traces import open_traces
 from dtx.wire.amqp09 import closes
@@ -52,11 +53,12 @@ _OpenMode: TypeAlias = Callable[[str, PostgresTransactionLog], Awaitable[_Opened
 """Opens a mode with the URL of the database and the log, which holds the lease."""
 
 
-async def serve(settings: Settings) -> int:
+async def serve(settings: Settings, process: MemberProcess | None = None) -> int:
     """Run dtx until a signal stops it.
 
     Args:
         settings: of the service; without a broker, it is the standalone mode.
+        process: which of several processes of one supervisor it is; ``None`` without them.
 
     Returns:
         The exit code: 0 after a signal, 1 if the log has failed, 5 if another dtx took over.
@@ -70,7 +72,7 @@ async def serve(settings: Settings) -> int:
     memory.give_back_large_blocks()
     stop = _Stop()
     async with AsyncExitStack() as stack:
-        starting = asyncio.ensure_future(_start(settings, stack, stop))
+        starting = asyncio.ensure_future(_start(settings, process, stack, stop))
         stopping = asyncio.ensure_future(stop.asked.wait())
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -80,7 +82,7 @@ async def serve(settings: Settings) -> int:
         service = await starting
         await stop.asked.wait()
         stopping.cancel()
-        _notify("STOPPING=1")
+        notify("STOPPING=1")
         # Without the lease dtx cannot finish operations, and the successor waits until its connections end.
         await service.stop(settings.drain_timeout if stop.code == OK else 0.0)
         return stop.code
@@ -135,7 +137,7 @@ class _Service:
         await self._listener.close(close, _CLOSE_SECONDS)
 
 
-async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Service:
+async def _start(settings: Settings, process: MemberProcess | None, stack: AsyncExitStack, stop: _Stop) -> _Service:
     metrics = Metrics()
     measuring = asyncio.create_task(_measure_lag(metrics), name="dtx-loop-lag")
     stack.callback(measuring.cancel)
@@ -151,7 +153,11 @@ async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Ser
         metrics=metrics,
     )
     tls = _server_tls(settings)
-    addresses = [await listener.bind(address.host, address.port, tls) for address in settings.listen]
+    shared = process is not None
+    addresses = [await listener.bind(address.host, address.port, tls, shared=shared) for address in settings.listen]
+    port = addresses[0][1]
+    if process is not None:
+        _, port = await listener.bind(*process.peers, tls if process.peers_tls else None, only_members=True)
     stack.callback(listener.stop_accepting)
     operating = _operating(settings, metrics, stack)
     broker, open_mode = await _mode(settings, metrics, stack)
@@ -159,17 +165,19 @@ async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Ser
     await _migrate(url)
     if operating is not None:
         operating.begin(url)  # a standby answers as well, with its state
-    log = await _open_log(settings, url, _advertised(settings, addresses[0][1]), stack, stop, metrics)
+    on_standby = announce_standby if process is None else announce_standby_to_supervisor
+    log = await _open_log(settings, url, _advertised(settings, port), stack, stop, on_standby, metrics)
     with memory.loading():
         manager, new_session, broker_access, own_broker = await open_mode(url, log)
     await listener.accept(new_session)
     if operating is not None:
         operating.activate(manager, listener, broker_access, own_broker, log)
     failpoint.at(Point.READY_BEFORE)
-    _announce_ready(addresses, None if operating is None else operating.url)
+    admin = None if operating is None else operating.url
+    announce_ready(addresses, admin)
     failpoint.at(Point.READY_AFTER)
     listen = [f"{host}:{port}" for host, port in addresses]
-    _log.info("serving", listen=listen, broker=broker, rm=settings.rm)
+    _log.info("serving", listen=listen, broker=broker, rm=settings.rm, admin=admin)
     return _Service(manager, listener)
 
 
@@ -241,14 +249,20 @@ def _days(seconds: float) -> int | None:
 
 
 def _advertised(settings: Settings, port: int) -> str | None:
-    """The address for other members, with the *port* of the first listener if it has none."""
+    """The address for other members, with the bound *port* if it has none."""
     if settings.advertise is None or urlsplit(settings.advertise).port is not None:
         return settings.advertise
     return f"{settings.advertise.rstrip('/')}:{port}"
 
 
 async def _open_log(
-    settings: Settings, url: str, address: str | None, stack: AsyncExitStack, stop: _Stop, metrics: Metrics
+    settings: Settings,
+    url: str,
+    address: str | None,
+    stack: AsyncExitStack,
+    stop: _Stop,
+    on_standby: Callable[[str], None],
+    metrics: Metrics,
 ) -> PostgresTransactionLog:
     log = PostgresTransactionLog(
         url,
@@ -268,7 +282,7 @@ async def _open_log(
         on_failed=stop.log_failed,
     )
     _log.info("taking the lease", rm=settings.rm, database=redact(url))
-    await log.open(on_standby=_announce_standby)
+    await log.open(on_standby=on_standby)
     stack.push_async_callback(log.close)
     return log
 
@@ -311,36 +325,3 @@ def _raise_open_files(settings: Settings) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         if limit < wanted:
             _log.warning("limit of open files is too low", allowed=limit, wanted=wanted)
-
-
-def _announce_ready(addresses: Sequence[tuple[str, int]], admin: str | None) -> None:
-    """Print the ``READY`` line that scripts wait for, and notify systemd.
-
-    Args:
-        addresses: host and port of each listening socket.
-        admin: URL of the operators' API.
-    """
-    listen = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in addresses)
-    api = "" if admin is None else f" admin={admin}"
-    print(f"READY listen={listen}{api} pid={os.getpid()}", flush=True)  # noqa: T201 - this is the interface
-    _notify(f"READY=1\nSTATUS=serving at {listen}")
-
-
-def _announce_standby(holder: str) -> None:
-    """Notify systemd that this dtx is a healthy standby: without READY, systemd stops it after the start timeout."""
-    _notify(f"READY=1\nSTATUS=standing by, {holder} is active")
-
-
-def _notify(state: str) -> None:
-    """Send one datagram to ``$NOTIFY_SOCKET``, if it is set (sd_notify(3))."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    if address.startswith("@"):
-        address = "\0" + address[1:]
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
-            channel.connect(address)
-            channel.sendall(state.encode())
-    except OSError:
-        return  # the receiver has gone

@@ -40,13 +40,16 @@ def get_logger(**fields: object) -> FilteringBoundLogger:
     return cast("FilteringBoundLogger", structlog.get_logger(**fields))
 
 
-def configure(level: Level = "info", form: Format = "auto", stream: TextIO | None = None) -> None:
+def configure(
+    level: Level = "info", form: Format = "auto", stream: TextIO | None = None, *, process: int | None = None
+) -> None:
     """Configure logging. Call it once, at the start of the process.
 
     Args:
         level: lowest level that is logged; events below it cost almost nothing.
         form: ``auto`` is text if *stream* is a terminal, else JSON.
         stream: output; ``None`` for stderr.
+        process: number of this process, a field of each line; ``None`` without other processes.
     """
     out = stream or sys.stderr
     console = form == "console" or (form == "auto" and out.isatty())
@@ -59,6 +62,8 @@ def configure(level: Level = "info", form: Format = "auto", stream: TextIO | Non
         structlog.processors.format_exc_info,
         safe_fields,
     ]
+    if process is not None:
+        shared.insert(0, lambda _logger, _method, event: {**event, "process": process})
     limited: list[Processor] = [*shared, Repeats()]
     # Tracebacks are text already, so safe_fields has removed passwords from them.
     render: Processor = (

@@ -29,7 +29,7 @@ async def test_an_interrupted_start_names_the_cause(
 ) -> None:
     """A supervisor restarts dtx after a failure, so a lost lease must not look like a requested stop."""
 
-    async def start(_settings: Any, _stack: Any, stop: Any) -> None:
+    async def start(_settings: Any, _process: Any, _stack: Any, stop: Any) -> None:
         happens(stop)
         await asyncio.sleep(60)
 
@@ -39,7 +39,7 @@ async def test_an_interrupted_start_names_the_cause(
 
 
 async def test_a_start_warns_of_addresses_without_tls(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def start(_settings: Any, _stack: Any, stop: Any) -> None:
+    async def start(_settings: Any, _process: Any, _stack: Any, stop: Any) -> None:
         stop.log_failed()
         await asyncio.sleep(60)
 
@@ -57,7 +57,7 @@ async def test_a_start_lets_glibc_give_memory_back(monkeypatch: pytest.MonkeyPat
     """Before dtx verifies or hashes a password, which takes 19 MiB each time."""
     done: list[str] = []
 
-    async def start(_settings: Any, _stack: Any, stop: Any) -> None:
+    async def start(_settings: Any, _process: Any, _stack: Any, stop: Any) -> None:
         done.append("start")
         stop.log_failed()
         await asyncio.sleep(60)
