@@ -19,6 +19,7 @@ import click
 from rich.text import Text
 
 from dtx.admin.safe_text import human_duration, human_size, preview, safe
+from dtx.auth.roles import TAGS
 from dtx.cli.access import ApiAccess, reach, with_access
 from dtx.cli.api_client import Api, Remote, RequestRefused
 from dtx.cli.errors import CommandError, Exit
@@ -490,6 +491,9 @@ def close_connection(api: Api, name: str) -> str:
 
 # -- definitions
 
+_IMPORTED: Final = frozenset(
+    {"users", "vhosts", "permissions", "topic_permissions", "exchanges", "queues", "bindings"}
+)  # fmt: skip
 _only = click.option("--vhost", metavar="VHOST", help="Only this virtual host, without users.")
 
 
@@ -526,7 +530,7 @@ def export_definitions(api: Api, file: Path, vhost: str | None) -> None:
 def import_definitions(api: Api, file: BinaryIO, vhost: str | None) -> str:
     """Make the objects of FILE that are missing, and set users, tags and permissions. It removes nothing.
 
-    FILE is the export of a dtx or of a RabbitMQ.
+    FILE is the export of a dtx or of a RabbitMQ. What dtx does not have, such as policies, is left out and named.
     """
     try:
         document = json.load(file)
@@ -534,4 +538,21 @@ def import_definitions(api: Api, file: BinaryIO, vhost: str | None) -> str:
         raise CommandError(Exit.USAGE, f"{file.name} is no JSON: {error}") from None
     api.patience = _IMPORT_SECONDS
     api.post(_document(vhost), document)
-    return f"the definitions of {safe(file.name)} are imported"
+    done = f"the definitions of {safe(file.name)} are imported"
+    left_out = _left_out(document)
+    return f"{done}, without what dtx does not have: {', '.join(left_out)}" if left_out else done
+
+
+def _left_out(document: dict[str, Any]) -> list[str]:
+    """What the import ignores, for people."""
+    found = [
+        f"{len(rows)} {kind.replace('_', ' ')}"
+        for kind, rows in document.items()
+        if isinstance(rows, list) and rows and kind not in _IMPORTED
+    ]
+    for user in document.get("users", ()):
+        tags = user.get("tags", ())
+        unknown = {tag.strip() for tag in (tags.split(",") if isinstance(tags, str) else tags)} - {"", *map(str, TAGS)}
+        if unknown:
+            found.append(f"tags {', '.join(sorted(map(safe, unknown)))} of user {safe(user['name'])}")
+    return found

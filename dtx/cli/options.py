@@ -102,8 +102,8 @@ class SettingOption(click.Option):
         )
 
 
-FORMER_COMMANDS: Final = {"rm": "remove"}
-"""Names of commands that still work, but are not shown."""
+FORMER_COMMANDS: Final = {"rm": "remove", "delete": "remove"}
+"""Names of commands that also work, but are not shown: former ones, and those of RabbitMQ's tools."""
 
 
 class Subcommands(click.Group):
