@@ -10,6 +10,8 @@ the supervisor starts it again, with pauses that grow while it dies soon.
 """
 
 import ctypes
+import gc
+import importlib
 import os
 import selectors
 import signal
@@ -65,7 +67,7 @@ class _Worker:
     def __init__(self, process: MemberProcess) -> None:
         self.process: Final = process
         self.pid: int | None = None
-        self.output: int = -1
+        self.output = -1
         """The descriptor for its stdout."""
         self.text = b""
         """What it has written there."""
@@ -94,7 +96,15 @@ def supervise(settings: Settings) -> MemberProcess | int:
     with ExitStack() as stack:
         listen = tuple(_reserve(address, stack) for address in settings.listen)
         processes = [_process(settings, listen, number) for number in range(1, settings.processes + 1)]
+        _load()
         return _Supervisor(processes, stack).run()
+
+
+def _load() -> None:
+    """Import what the processes need: they begin sooner, and share its memory, which the collector leaves alone."""
+    importlib.import_module("dtx.server.alongside.mode")
+    importlib.import_module("dtx.server.operator_service")
+    gc.freeze()
 
 
 def _reserve(address: Address, stack: ExitStack) -> Address:
@@ -103,9 +113,8 @@ def _reserve(address: Address, stack: ExitStack) -> Address:
         family, kind, protocol, _, name = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        with socket.socket(
-            family, kind, protocol
-        ) as probe:  # another dtx that shares its port is no member of this one
+        # a dtx that shares this port already may be of another rm
+        with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(name)
             port = probe.getsockname()[1]
@@ -179,7 +188,7 @@ class _Supervisor:
             for key, _ in self._selector.select(self._patience()):
                 if key.fileobj is self._wakes:
                     for byte in self._wakes.recv(256):
-                        self._stop(signal.Signals(byte))
+                        self._stop(byte)
                 else:
                     self._read(key.data)
         signal.set_wakeup_fd(-1)
@@ -238,28 +247,27 @@ class _Supervisor:
     def _ended(self, worker: _Worker) -> None:
         assert worker.pid is not None
         _, status = os.waitpid(worker.pid, 0)
-        code, lived = os.waitstatus_to_exitcode(status), time.monotonic() - worker.begins
+        code = os.waitstatus_to_exitcode(status)
+        reason = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        worker.pid = None
         self._selector.unregister(worker.output)
         os.close(worker.output)
-        if lived >= _SOON:
-            worker.pause = 0.0
-        if self._is_stopping or not self._is_ready:
-            worker.pid = None
-            # a process that has not begun to serve ends by the signal itself
-            self._code = max(self._code, 0 if self._is_stopping and -code in _SIGNALS else _number(code))
-            if not self._is_stopping:
-                _log.error("a process ended at the start", number=worker.process.number, code=code)
-                self._stop(signal.SIGTERM)
-        else:
-            self._start_later(worker, f"exit code {code}" if code >= 0 else signal.Signals(-code).name)
+        if self._is_ready and not self._is_stopping:
+            if time.monotonic() - worker.begins >= _SOON:
+                worker.pause = 0.0
+            self._start_later(worker, reason)
+        elif not self._is_stopping or -code not in _SIGNALS:  # the signal itself ends a process that serves nothing yet
+            self._code = max(self._code, code if code >= 0 else 128 - code)  # as shells show it
+        if not self._is_ready and not self._is_stopping:
+            _log.error("a process has not become ready", number=worker.process.number, reason=reason)
+            self._stop(signal.SIGTERM)
 
     def _start_later(self, worker: _Worker, reason: str) -> None:
-        worker.pid = None
         worker.pause = min(_MOST_PAUSE, max(_LEAST_PAUSE, worker.pause * _GROWTH))
         worker.begins = time.monotonic() + worker.pause
-        _log.error("a process is started again", number=worker.process.number, reason=reason, pause=worker.pause)
+        _log.error("process starts again", number=worker.process.number, reason=reason, pause=worker.pause)
 
-    def _stop(self, number: signal.Signals) -> None:
+    def _stop(self, number: int) -> None:
         """Pass a signal on. The second one ends the processes at once."""
         if not self._is_stopping:
             notify("STOPPING=1")
@@ -283,8 +291,3 @@ def _begin_process(parent: int, output: int) -> None:
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-
-
-def _number(code: int) -> int:
-    """*code* as shells show it: 128 and the number of the signal that has ended a process."""
-    return code if code >= 0 else 128 - code

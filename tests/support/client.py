@@ -62,10 +62,13 @@ def take_all(channel: BlockingChannel, queue: str, *, at_least: int = 0) -> list
 
 
 @contextlib.contextmanager
-def connected(url: str) -> Iterator[BlockingConnection]:
+def connected(url: str, tls: pika.SSLOptions | None = None) -> Iterator[BlockingConnection]:
     """A blocking connection, closed afterwards if it is still open."""
+    parameters = pika.URLParameters(url)
+    if tls is not None:
+        parameters.ssl_options = tls
     try:
-        connection = BlockingConnection(pika.URLParameters(url))
+        connection = BlockingConnection(parameters)
     except ValueError as error:  # pika raises it if the server dies right after the connect
         raise AMQPConnectionError(str(error)) from error
     try:

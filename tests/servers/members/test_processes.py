@@ -4,19 +4,25 @@ import json
 import os
 import signal
 import socket
+import ssl
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pika
 import psycopg
 import pytest
 from pika.adapters.blocking_connection import BlockingConnection
 
 from dtx.client import Coordinator, XaFlag
+from tests.support.client import connected
 from tests.support.crash import Stage, work
 from tests.support.postgres import PostgresServer
+from tests.support.processes import free_port, short_directory
 from tests.support.rabbitmq import RabbitNode
 from tests.support.service import ADMIN
 
@@ -47,16 +53,21 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def connections(stage: Stage, stack: ExitStack) -> dict[int, BlockingConnection]:
+def connections(stage: Stage, stack: ExitStack, tls: pika.SSLOptions | None = None) -> dict[int, BlockingConnection]:
     """A connection to each process, by number."""
     found: dict[int, BlockingConnection] = {}
     for _ in range(100):
-        connection = stack.enter_context(stage.connected())
+        connection = stack.enter_context(connected(stage.service.url(vhost=stage.vhost), tls))
         opened = [line for line in lines(stage, "connection opened") if line["protocol"] != "dtx member"]
         found.setdefault(opened[-1]["process"], connection)
         if len(found) == 2:
             return found
     raise AssertionError("one process serves all connections")
+
+
+def has_started(stage: Stage, count: int) -> bool:
+    """Whether the supervisor has started *count* processes."""
+    return len(lines(stage, "process started")) == count
 
 
 def wait_restarted(stage: Stage, number: int, before: int) -> None:
@@ -80,6 +91,41 @@ def test_a_branch_of_one_process_commits_at_the_other(stage: Stage) -> None:
                 assert list(coordinator.recover()) == [xid]
                 assert coordinator.commit(xid) is XaFlag.OK
     assert sorted(stage.bodies(queue)) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("advertise", [(), ("--advertise", "amqps://127.0.0.1")], ids=["default", "amqps"])
+def test_processes_share_a_port_with_tls(
+    shared_rabbitmq: RabbitNode, postgres: PostgresServer, certificates: Path, advertise: tuple[str, ...]
+) -> None:
+    """They use TLS among themselves if the given address demands it."""
+    files = {name: str(certificates / f"{name}.pem") for name in ("server", "ca", "client")}
+    given = ("--tls-cert", files["server"], "--tls-key", str(certificates / "server.key"), "--tls-ca", files["ca"])
+    tls = ssl.create_default_context(cafile=files["ca"])
+    tls.load_cert_chain(files["client"], certificates / "client.key")
+    options = ("--processes", "2", *given, *advertise)
+    with Stage(shared_rabbitmq, postgres, options=options) as stage, ExitStack() as stack:
+        found, queue = connections(stage, stack, pika.SSLOptions(tls, "127.0.0.1")), stage.declare("q")
+        xa, xid = work(found[1].channel(), publish={queue: [b"a"]})
+        assert xa.prepare(xid) is XaFlag.OK
+        with Coordinator(found[2]) as coordinator:
+            assert coordinator.commit(xid) is XaFlag.OK
+        peers = [line for line in lines(stage, "connection opened") if line["protocol"] == "dtx member"]
+        assert {line["tls"] for line in peers} == {bool(advertise)}
+
+
+def test_systemd_is_notified_once_for_all_processes(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> None:
+    """sd_notify(3), by the supervisor alone."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, short_directory("notify") as directory:
+        systemd.bind(str(directory / "notify"))
+        systemd.settimeout(30)
+        env = {"NOTIFY_SOCKET": str(directory / "notify")}
+        with Stage(shared_rabbitmq, postgres, options=("--processes", "2"), env=env) as stage:
+            assert systemd.recv(99) == b"READY=1\nSTATUS=serving with 2 processes"
+            assert stage.service.stop() == 0
+            assert systemd.recv(99) == b"STOPPING=1"
+        systemd.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            systemd.recv(99)
 
 
 def test_the_admin_port_takes_orders_for_all_processes(stage: Stage) -> None:
@@ -113,6 +159,13 @@ def test_a_killed_process_is_restarted_and_its_branches_commit(stage: Stage) -> 
         xa, xid = work(connections(stage, stack)[1].channel(), publish={queue: [b"5"]})
         assert xa.prepare(xid) is xa.commit(xid) is XaFlag.OK
     assert sorted(stage.bodies(queue)) == [b"%d" % number for number in range(6)]
+
+
+def test_a_process_that_dies_soon_waits_longer(stage: Stage) -> None:
+    for count in range(1, 4):
+        os.kill(pids(stage)[1], signal.SIGKILL)
+        stage.wait_for(partial(has_started, stage, 2 + count), "the restart")
+    assert [round(line["pause"], 1) for line in lines(stage, "process starts again")] == [0.1, 0.4, 1.6]
 
 
 def test_a_signal_ends_all_processes_in_order(stage: Stage) -> None:
@@ -168,6 +221,18 @@ def test_a_process_takes_only_members_at_its_own_port(stage: Stage) -> None:
             client.sendall(b"AMQP\0\0\x09\x01")
             assert client.recv(64) == b"AMQP\0\0\x09\x01"
             assert client.recv(64) == b""
+
+
+def test_processes_use_consecutive_ports(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> None:
+    peers, admin = free_port(), free_port()
+    ports = ("--advertise", f"amqp://localhost:{peers}", "--admin-listen", f"127.0.0.1:{admin}")
+    with Stage(shared_rabbitmq, postgres, options=("--processes", "2", *ports)) as stage:
+        with psycopg.connect(stage.database) as connection:
+            addresses = {address for (address,) in connection.execute("SELECT address FROM dtx.member")}
+        assert addresses == {f"amqp://localhost:{peers}", f"amqp://localhost:{peers + 1}"}
+        for port in (admin, admin + 1):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz") as answer:
+                assert answer.status == 200
 
 
 def test_a_port_in_use_is_refused(stage: Stage) -> None:
