@@ -41,6 +41,7 @@ def serve(settings: Settings) -> int:
     queues and messages in the database, and its users are those of `dtx user`.
     """
     _check_certificates(settings)
+    _check_members(settings)
 
     import uvloop
 
@@ -60,6 +61,16 @@ def serve(settings: Settings) -> int:
     # At a failpoint, bytes that were sent must be in the socket: asyncio writes at once, uvloop after the iteration.
     run = asyncio.run if failpoint.armed else uvloop.run
     return run(run_service(settings, process))
+
+
+def _check_members(settings: Settings) -> None:
+    """Raise ConfigError if dtx is to be one of several, and cannot. Other commands share a file with such settings."""
+    if settings.broker is None or settings.database is None:
+        for name, given in (("advertise", settings.advertise is not None), ("processes", settings.processes > 1)):
+            if given:
+                raise ConfigError(
+                    f"{name} needs broker and database: without a broker, or with a database of its own, dtx is alone"
+                )
 
 
 def _check_certificates(settings: Settings) -> None:

@@ -495,11 +495,7 @@ class Settings(BaseSettings):
         if self.broker_ca is not None and self.broker is not None and not _is_amqps(self.broker):
             raise ValueError("broker_ca is given, but the broker URL begins with amqp:// and not with amqps://")
         if self.advertise is not None:
-            _check_member(self.advertise, alone=self.broker is None or self.database is None)
-        if self.processes > 1 and (self.broker is None or self.database is None):
-            raise ValueError(
-                "processes needs broker and database: without a broker, or with a database of its own, dtx is alone"
-            )
+            _check_address(self.advertise)
         if self.default_timeout > self.max_timeout:
             raise ValueError(
                 f"default_timeout ({self.default_timeout} s) is longer than max_timeout ({self.max_timeout} s): "
@@ -589,15 +585,11 @@ def _is_amqps(url: SecretStr) -> bool:
     return urlsplit(url.get_secret_value()).scheme == "amqps"
 
 
-def _check_member(address: str, *, alone: bool) -> None:
-    """Raises ValueError: *address* is not one of a member, or a dtx without broker or database, which is *alone*."""
-    parts = urlsplit(address)
+def _check_address(member: str) -> None:
+    """Raises ValueError: *member* is not the address of one."""
+    parts = urlsplit(member)
     if parts.scheme not in {"amqp", "amqps"} or not parts.hostname or parts.path.strip("/") or parts.username:
         raise ValueError("advertise is amqp://host:port or amqps://host:port, without user and path")
-    if alone:
-        raise ValueError(
-            "advertise needs broker and database: without a broker, or with a database of its own, dtx is alone"
-        )
 
 
 def group_of(name: str) -> str:

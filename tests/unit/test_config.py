@@ -326,3 +326,15 @@ def test_a_trusted_proxy_is_an_address_or_a_network(given: object, trusted: tupl
 def test_other_words_for_a_proxy_are_refused(given: str) -> None:
     with pytest.raises(ConfigError, match="admin-proxy"):
         Settings.load({"admin_proxy": given})
+
+
+def test_other_commands_read_the_settings_of_members() -> None:
+    """Only ``dtx serve`` needs a broker and a database for them."""
+    loaded = Settings.load({"processes": 2, "advertise": "amqp://dtx.example"})
+    assert (loaded.processes, loaded.advertise, loaded.broker) == (2, "amqp://dtx.example", None)
+
+
+@pytest.mark.parametrize("address", ["dtx.example", "http://dtx.example", "amqp://", "amqp://a@b", "amqp://a/vhost"])
+def test_the_address_of_a_member_is_checked(address: str) -> None:
+    with pytest.raises(ConfigError, match="advertise is amqp"):
+        Settings.load({"advertise": address})

@@ -255,6 +255,7 @@ def test_the_ended_branch_of_another_user_is_unknown(stage: Stage) -> None:
     xid = prepared(stage, queue, b"a")
     with stage.coordinator(other) as coordinator:
         assert coordinator.commit(xid) is XaFlag.OK
+    stage.wait_for_state(xid, None)
     url = other.url("stranger", vhost=stage.vhost)
     with connected(url) as connection, pytest.raises(XAER_NOTA, match="unknown xid"):
         Coordinator(connection).rollback(xid)
