@@ -10,7 +10,7 @@ COPY deploy deploy
 COPY dtx dtx
 COPY migrations migrations
 # hadolint ignore=DL3013
-RUN pip install --no-cache-dir --no-compile --root-user-action ignore --prefix /install '.[embedded,otel]'
+RUN pip install --no-cache-dir --no-compile --root-user-action ignore --prefix /install '.[embedded,otel]' ./deploy/client
 
 FROM python:3.13-slim
 ARG VERSION=0.1.0

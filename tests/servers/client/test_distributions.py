@@ -1,18 +1,19 @@
-"""The distributions dtx and dtx-client, each installed from its wheel in a clean environment, and used."""
+"""The distributions dtx and dtx-client: installed from their wheels in clean environments, used and removed."""
 
 import json
-import os
-import subprocess
-import sys
-import venv
 from pathlib import Path
+from typing import NamedTuple
+from zipfile import ZipFile
 
 import pytest
 
+import dtx
 from tests.support.client import connected
 from tests.support.service import DtxService
+from tests.support.wheels import CLIENT, SERVER, Environment, build_wheel
 
-ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.timeout(600)  # pip installs dtx, and is slow where much else runs
+
 SERVER_ONLY = {"alembic", "fastapi", "psycopg", "sqlalchemy", "uvicorn", "uvloop"}
 PROGRAM = """
 import sys
@@ -27,47 +28,23 @@ print("committed")
 """
 
 
-class Environment:
-    """A clean virtual environment with one distribution.
+def distributions(environment: Environment) -> set[str]:
+    """The names of the distributions in an environment."""
+    return {each["name"].lower() for each in json.loads(environment.pip("list", "--format", "json"))}
 
-    Args:
-        directory: for the environment.
-        project: the directory of the distribution.
-    """
 
-    def __init__(self, directory: Path, project: Path) -> None:
-        self.python = directory / "bin/python"
-        venv.create(directory, with_pip=True, symlinks=True)
-        wheels = directory / "wheels"
-        self.run("-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(wheels), str(project))
-        (self.wheel,) = wheels.iterdir()
-        self.run("-m", "pip", "install", "--quiet", str(self.wheel))
-        self.packages = directory / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+def megabytes(environment: Environment) -> float:
+    """The size of the packages of an environment, without pip."""
+    tools = {path for name in ("pip*", "setuptools*") for path in environment.packages.glob(name)}
+    files = [path for path in environment.packages.rglob("*") if path.is_file() and not {*path.parents} & tools]
+    return sum(path.stat().st_size for path in files) / 1e6
 
-    def run(self, *words: str) -> str:
-        """Run its Python outside of the project; return the output."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DTX_"))}
-        done = subprocess.run(
-            [self.python, *words],
-            cwd=self.python.parent,
-            env=environment | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
-    def distributions(self) -> set[str]:
-        """The names of its distributions."""
-        return {each["name"].lower() for each in json.loads(self.run("-m", "pip", "list", "--format", "json"))}
-
-    def megabytes(self) -> float:
-        """The size of its packages, without pip."""
-        tools = [path for name in ("pip*", "setuptools*") for path in self.packages.glob(name)]
-        files = [path for path in self.packages.rglob("*") if path.is_file() and not {*path.parents} & {*tools}]
-        return sum(path.stat().st_size for path in files) / 1e6
+def contents(wheel: Path, *, metadata: bool = False) -> dict[str, bytes]:
+    """The files of a wheel that it installs among the packages, or those about it."""
+    with ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if (".dist-info/" in name) is metadata and ".data/" not in name]
+        return {name.partition(".dist-info/")[2] if metadata else name: archive.read(name) for name in names}
 
 
 class InstalledDtx(DtxService):
@@ -88,16 +65,43 @@ class InstalledDtx(DtxService):
         return [str(self._python.with_name("dtx")), *words]
 
 
+class Wheels(NamedTuple):
+    """One of each distribution."""
+
+    client: Path
+    server: Path
+
+
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Wheels:
+    """Both wheels, built here."""
+    place = tmp_path_factory.mktemp("wheels")
+    return Wheels(build_wheel(CLIENT, place / "client"), build_wheel(SERVER, place / "server"))
+
+
+@pytest.fixture(scope="module")
+def client(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """An environment with dtx-client."""
-    return Environment(tmp_path_factory.mktemp("client"), ROOT / "deploy/client")
+    environment = Environment(tmp_path_factory.mktemp("client"))
+    environment.pip("install", "--quiet", wheels.client)
+    return environment
 
 
 @pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """An environment with dtx."""
-    return Environment(tmp_path_factory.mktemp("full"), ROOT)
+def full(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with dtx, and with dtx-client, as dtx depends on it."""
+    environment = Environment(tmp_path_factory.mktemp("full"))
+    environment.pip("install", "--quiet", *wheels)
+    return environment
+
+
+@pytest.fixture
+def both(wheels: Wheels, tmp_path: Path) -> Environment:
+    """An environment with both distributions, to remove one; without the packages that only the server needs."""
+    environment = Environment(tmp_path / "both")
+    environment.pip("install", "--quiet", wheels.client)
+    environment.pip("install", "--quiet", "--no-deps", wheels.server)
+    return environment
 
 
 def test_both_distributions_work_together(
@@ -111,10 +115,10 @@ def test_both_distributions_work_together(
 
 
 def test_the_client_installs_nothing_of_the_server(client: Environment, full: Environment) -> None:
-    assert client.distributions() & SERVER_ONLY == set()
-    assert full.distributions() >= SERVER_ONLY
-    print(f"dtx-client {client.megabytes():.0f} MB, dtx {full.megabytes():.0f} MB")
-    assert client.megabytes() < full.megabytes() / 5
+    assert distributions(client) & SERVER_ONLY == set()
+    assert distributions(full) >= SERVER_ONLY
+    print(f"dtx-client {megabytes(client):.0f} MB, dtx {megabytes(full):.0f} MB")
+    assert megabytes(client) < megabytes(full) / 5
 
 
 def test_a_log_in_postgresql_asks_for_psycopg(client: Environment) -> None:
@@ -128,6 +132,55 @@ except LogFailed as error:
     assert "needs psycopg" in client.run("-c", attempt)
 
 
-def test_both_distributions_have_one_version(client: Environment, full: Environment) -> None:
-    versions = {each.wheel.name.split("-")[1] for each in (client, full)}
-    assert len(versions) == 1
+def test_each_file_of_the_package_has_one_owner(wheels: Wheels) -> None:
+    client, server = contents(wheels.client), contents(wheels.server)
+    assert client.keys() & server.keys() == set()
+    modules = {str(path.relative_to(SERVER)) for path in (SERVER / "dtx").rglob("*.py")}
+    assert modules - (client.keys() | server.keys()) == set()
+
+
+def test_the_server_depends_on_the_client_of_its_version(wheels: Wheels, full: Environment) -> None:
+    about = contents(wheels.server, metadata=True)["METADATA"].decode()
+    assert f"\nRequires-Dist: dtx-client=={dtx.__version__}\n" in about
+    assert f"\nVersion: {dtx.__version__}\n" in about
+    full.pip("check")
+
+
+def test_removal_of_the_server_keeps_the_client(both: Environment) -> None:
+    both.pip("uninstall", "--quiet", "--yes", "dtx")
+    both.run("-c", "import dtx.client.tm")
+    assert both.start("-c", "import dtx.cli").returncode == 1
+
+
+def test_removal_of_the_client_is_a_missing_dependency(both: Environment, wheels: Wheels) -> None:
+    """Its installation repairs the server."""
+    both.pip("uninstall", "--quiet", "--yes", "dtx-client")
+    assert (
+        f"dtx {dtx.__version__} requires dtx-client, which is not installed." in both.start("-m", "pip", "check").stdout
+    )
+    both.pip("install", "--quiet", wheels.client)
+    both.run("-c", "import dtx.failpoint, dtx.client.tm")
+    assert "dtx-client" not in both.start("-m", "pip", "check").stdout
+
+
+def test_the_sdist_of_the_client_makes_the_same_wheel(full: Environment, wheels: Wheels, tmp_path: Path) -> None:
+    full.pip("install", "--quiet", "hatchling")
+    script = "import os, sys; from hatchling.build import build_sdist; os.chdir(sys.argv[1]); build_sdist(sys.argv[2])"
+    full.run("-c", script, CLIENT, tmp_path)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    wheel = build_wheel(sdist, tmp_path / "again")
+    for metadata in (False, True):
+        assert contents(wheel, metadata=metadata) == contents(wheels.client, metadata=metadata)
+
+
+def test_both_wheels_have_the_text_of_the_licence(wheels: Wheels) -> None:
+    for wheel in wheels:
+        assert contents(wheel, metadata=True)["licenses/LICENSE"] == (SERVER / "LICENSE").read_bytes()
+
+
+def test_a_checkout_installs_without_a_wheel_of_the_client(tmp_path: Path) -> None:
+    """``make install`` needs no dtx-client from an index."""
+    environment = Environment(tmp_path / "checkout")
+    environment.pip("install", "--quiet", "--no-deps", "--editable", SERVER)
+    assert "dtx-client" not in environment.start("-m", "pip", "check").stdout
+    environment.run("-c", "import dtx.failpoint, dtx.xa")

@@ -7,7 +7,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from venv import EnvBuilder
 
 import psycopg
 import pytest
@@ -24,7 +23,8 @@ from dtx.db.connections import Dsn, engine
 from dtx.log import tables
 from dtx.log.api import LogError, LogUnavailable
 from tests.support.postgres import PostgresServer
-from tests.support.processes import unmeasured, wait_until
+from tests.support.processes import wait_until
+from tests.support.wheels import CLIENT, SERVER, Environment, build_wheel
 
 HEAD = "0017"
 
@@ -257,16 +257,9 @@ def test_a_user_without_create_permission_gets_the_grant_named(postgres_url: str
 
 @pytest.mark.timeout(400)  # pip downloads its build tools
 def test_migrations_run_from_an_installed_wheel(postgres_url: str, tmp_path: Path) -> None:
-    root = Path(__file__).parents[3]
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    EnvBuilder(with_pip=False).create(tmp_path / "venv")
-    python = tmp_path / "venv" / "bin" / "python"
-    with unmeasured():  # pip and what it starts
-        subprocess.run(
-            [*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, root], check=True, stdin=subprocess.DEVNULL
-        )
-        (wheel,) = tmp_path.glob("dtx-*.whl")
-        subprocess.run([*pip, "--python", python, "install", "--no-deps", wheel], check=True)
+    environment = Environment(tmp_path / "venv")
+    wheels = [build_wheel(project, tmp_path / project.name) for project in (CLIENT, SERVER)]
+    environment.pip("install", "--quiet", "--no-deps", *wheels)
     # its dependencies come from this environment, which has dtx itself only as a checkout in another directory
     others = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
     script = (
@@ -274,7 +267,7 @@ def test_migrations_run_from_an_installed_wheel(postgres_url: str, tmp_path: Pat
         "print(m.script_location()); print(m.upgrade(sys.argv[1]), m.current(sys.argv[1]))"
     )
     done = subprocess.run(
-        [python, "-P", "-c", script, postgres_url],
+        [environment.python, "-P", "-c", script, postgres_url],
         check=True,
         capture_output=True,
         text=True,
