@@ -29,7 +29,7 @@ from dtx.manager import BranchManager, Requester
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.operators import Operators
 from dtx.manager.scan import Scan
-from dtx.store.postgres.message_counts import BrokerCounts, MessageCounts
+from dtx.store.postgres.message_counts import BrokerCounts
 from dtx.store.postgres.topology import VirtualHost
 from dtx.telemetry import CommitConnectionNumbers, Metrics, RateSample, get_logger
 from dtx.wire.amqp09.codec import Method
@@ -207,8 +207,8 @@ class OwnBroker(Protocol):
     """The users of clients."""
     virtual_host: Callable[[str], VirtualHost]
     """Returns the virtual host of a name, which must exist."""
-    message_counts: Callable[[], tuple[BrokerCounts, list[MessageCounts]]]
-    """See :meth:`~dtx.server.standalone.broker.StandaloneServer.message_counts`."""
+    counts: BrokerCounts
+    """What has happened to messages."""
 
     def user(self, name: str, vhost: str, *, by_role: bool) -> BrokerUser:
         """The requests of an operator in a virtual host, which must exist.

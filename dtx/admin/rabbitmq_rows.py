@@ -301,9 +301,7 @@ class View:
         found.disk_free, found.disk_limit, found.alarms = disk.free, disk.limit, self.alarms()
         found.logins = self.broker.accounts.logins + accounts.logins
         found.refused_logins = self.broker.accounts.refused_logins + accounts.refused_logins
-        found.counts, queues = self.broker.message_counts()
-        async for counts in in_slices(queues):
-            found.counts.add(counts)
+        found.counts = self.broker.counts
         return found
 
     def alarms(self) -> list[str]:
@@ -383,8 +381,7 @@ _EXCHANGE_TYPES: Final = [
 
 def _message_stats(counts: MessageCounts) -> Row:
     numbers = counts.numbers()
-    rates = counts.sample.rates(tuple(numbers.values()), time.monotonic())
-    return numbers | {f"{word}_details": {"rate": rate} for word, rate in zip(numbers, rates, strict=True)}
+    return numbers | counts.sample.details(numbers)
 
 
 def _queue_totals(found: BrokerTotals) -> dict[str, int]:
@@ -489,8 +486,7 @@ def connection_row(pair: Client) -> Row:
     """A client's connection."""
     client, at = pair
     start, agreed = client.start_ok, client.agreed
-    traffic = at.traffic()
-    received, sent = at.sample.rates(traffic, time.monotonic())
+    octets = dict(zip(("recv_oct", "send_oct"), at.traffic(), strict=True))
     return connection_details(at) | {
         "type": "network",
         "user": client.who.user,
@@ -506,10 +502,8 @@ def connection_row(pair: Client) -> Row:
         "channel_max": None if agreed is None else agreed.channel_max,
         "frame_max": None if agreed is None else agreed.frame_max,
         "timeout": None if agreed is None else agreed.heartbeat,
-        "recv_oct": traffic[0],
-        "recv_oct_details": {"rate": received},
-        "send_oct": traffic[1],
-        "send_oct_details": {"rate": sent},
+        **octets,
+        **at.sample.details(octets),
     }
 
 

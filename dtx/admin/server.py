@@ -35,6 +35,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from dtx.admin.api import api
 from dtx.admin.api_context import API, ApiContext
 from dtx.admin.problems import Problem, answer, as_problem
+from dtx.admin.rate_sampler import sample_rates
 from dtx.admin.web.live_updates import LiveUpdates
 from dtx.admin.web.rendering import PAGES
 from dtx.admin.web.site import website
@@ -414,6 +415,7 @@ class AdminServer:
         self._pulse: LiveUpdates | None = None
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
+        self._rates: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
@@ -426,6 +428,7 @@ class AdminServer:
         """Answer requests from now on."""
         self._pulse = LiveUpdates(context)
         self._pulse.begin()
+        self._rates = asyncio.get_running_loop().create_task(sample_rates(context), name="dtx-rates")
         self._serve(Guard(application(context, self._pulse), self._names, standalone=context.standalone))
 
     def _serve(self, app: ASGIApp) -> None:
@@ -456,6 +459,8 @@ class AdminServer:
         """Finish requests under way, then stop."""
         if self._pulse is not None:
             await self._pulse.close()  # the shutdown would wait for pages with live updates
+        if self._rates is not None:
+            self._rates.cancel()
         if self._server is not None and self._task is not None:
             self._server.should_exit = True
             await asyncio.gather(self._task, return_exceptions=True)

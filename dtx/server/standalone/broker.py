@@ -11,7 +11,7 @@ from dtx.log.changes import Define, StoredMessage
 from dtx.manager import BranchManager
 from dtx.store.postgres.consumers import Consumer, QueueDelivery, Sink
 from dtx.store.postgres.exchanges import Owner, Queue
-from dtx.store.postgres.message_counts import BrokerCounts, MessageCounts
+from dtx.store.postgres.message_counts import BrokerCounts
 from dtx.store.postgres.recorder import Thing
 from dtx.store.postgres.topology import DeletedQueues, VirtualHost
 from dtx.store.slices import Slices
@@ -29,11 +29,6 @@ class StandaloneServer(Protocol):
 
     counts: BrokerCounts
     """What has happened to messages."""
-
-    def message_counts(self) -> tuple[BrokerCounts, list[MessageCounts]]:
-        """A copy of :attr:`counts`, and the counts of all queues. Their sum never decreases, even if a queue is deleted
-        before it is made.
-        """
 
     def virtual_host(self, name: str) -> VirtualHost:
         """The virtual host *name*, which must exist. It is created empty on first use."""

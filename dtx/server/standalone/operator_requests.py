@@ -71,7 +71,8 @@ class OperatorBroker:
         """The users of clients."""
         self.virtual_host: Callable[[str], VirtualHost] = parts.broker.virtual_host
         """Returns the virtual host of a name, which must exist."""
-        self.message_counts = parts.broker.message_counts
+        self.counts = parts.broker.counts
+        """What has happened to messages."""
 
     def user(self, name: str, vhost: str, *, by_role: bool) -> "OperatorRequests":
         """See :class:`~dtx.admin.api_context.OwnBroker`."""

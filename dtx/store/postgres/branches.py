@@ -233,7 +233,7 @@ class StoredBranches:
             if entry is None:  # the queue was deleted, perhaps during the write
                 self._recorder.drop([slot])
                 continue
-            entry.index.counts.publish += 1
+            entry.index.count_publish()
             if message is None:
                 entry.index.reveal(
                     slot.position, now, priority=stored.priority, octets=stored.octets, expires_at=stored.expires_at

@@ -1,18 +1,18 @@
 """Counts of what has happened to messages since the start, in the words of RabbitMQ's ``message_stats``.
 
-Only the thread of the event loop counts: ``counts.publish += 1``. Each event is counted once, at its queue. A request
-makes the sums. A queue that is deleted adds its counts to those of the broker, so no sum ever decreases.
+Only the thread of the event loop counts: ``counts.publish += 1``. Each event of a queue is counted at the queue, and
+at the broker, whose counts stay when a queue is deleted.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Self
 
 from dtx.telemetry.rates import RateSample
 
 
 @dataclass(slots=True)
 class MessageCounts:
-    """The events of one queue, or of several together."""
+    """The events of one queue."""
 
     publish: int = 0
     """Messages that clients have published to it, dead letters not included."""
@@ -51,22 +51,10 @@ class MessageCounts:
             "ack": self.ack,
         }
 
-    def add(self, other: "MessageCounts") -> Self:
-        """Add the events of *other*. Returns this."""
-        self.publish += other.publish
-        self.deliver += other.deliver
-        self.deliver_no_ack += other.deliver_no_ack
-        self.get += other.get
-        self.get_no_ack += other.get_no_ack
-        self.get_empty += other.get_empty
-        self.redeliver += other.redeliver
-        self.ack += other.ack
-        return self
-
 
 @dataclass(slots=True)
 class BrokerCounts(MessageCounts):
-    """The events of deleted queues, and those that concern no queue or are counted for all queues together."""
+    """The events of all queues together, deleted ones included, and those that concern no queue."""
 
     received: int = 0
     """Messages from publishers."""
@@ -77,6 +65,10 @@ class BrokerCounts(MessageCounts):
     left: dict[tuple[str, bool], int] = field(default_factory=dict)
     """Messages that left their queue without an acknowledgement: by reason, and whether they became dead letters."""
 
+    changed: dict[int, MessageCounts] = field(default_factory=dict, compare=False)
+    """Those of queues that changed since the last sample, by the queue's id. Most of many queues are idle."""
+    changed_before: dict[int, MessageCounts] = field(default_factory=dict, compare=False)
+
     def leave(self, reason: str, count: int, *, dead_letters: bool) -> None:
         """Count messages that leave their queue without an acknowledgement."""
         key = reason, dead_letters
@@ -86,3 +78,15 @@ class BrokerCounts(MessageCounts):
         """The numbers by RabbitMQ's words; for a broker, each publish counts, and not each queue that has taken it."""
         unroutable = {"return_unroutable": self.return_unroutable, "drop_unroutable": self.drop_unroutable}
         return super(BrokerCounts, self).numbers() | {"publish": self.received} | unroutable
+
+    def take_sample(self, passed: float) -> Iterator[None]:
+        """Compute the rates: of these, and of queues whose counts changed since the last sample, or before it.
+
+        Args:
+            passed: seconds since the last sample.
+        """
+        changed, self.changed = self.changed, {}
+        for counts in (self, *(self.changed_before | changed).values()):
+            counts.sample.take(tuple(counts.numbers().values()), passed)
+            yield
+        self.changed_before = changed

@@ -99,7 +99,7 @@ class QueueIndex:
         cache: the memory for bodies of all queues together.
         arguments: of its declaration.
         now: the time from which the queue counts as unused.
-        total: gets the counts of the queue when it is deleted.
+        total: counts the events of all queues.
     """
 
     __slots__ = (
@@ -253,6 +253,12 @@ class QueueIndex:
             if not self.closed:
                 self._again[message.position] = 0
                 self.put(message, now)
+
+    def count_publish(self) -> None:
+        """Count a message of a client that was put into the queue."""
+        self.counts.publish += 1
+        self._total.publish += 1
+        self._total.changed[self.id] = self.counts
 
     def admit(self, octets: int) -> bool:
         """Whether the queue takes one more message in addition to those on their way to it (reject-publish).
@@ -456,6 +462,8 @@ class QueueIndex:
                 break
         while self._getters and not self.ready:
             self.counts.get_empty += 1
+            self._total.get_empty += 1
+            self._total.changed[self.id] = self.counts
             self._getters.pop(0).got(None, 0)
         if self._automatic:
             self._flush()
@@ -477,6 +485,8 @@ class QueueIndex:
         redelivered = returns is not None or position <= self._mark
         if redelivered:
             self.counts.redeliver += 1
+            self._total.redeliver += 1
+        self._total.changed[self.id] = self.counts
         self.delivered = max(self.delivered, position)
         delivery = QueueDelivery(self, position, redelivered, consumer, returns or 0)
         if no_ack:
@@ -495,16 +505,20 @@ class QueueIndex:
     def _deliver(self, message: StoredMessage, consumer: Consumer) -> None:
         if consumer.no_ack:
             self.counts.deliver_no_ack += 1
+            self._total.deliver_no_ack += 1
         else:
             self.counts.deliver += 1
+            self._total.deliver += 1
         delivery = self._hand_out(message.position, consumer, no_ack=consumer.no_ack)
         consumer.sink.deliver(consumer, delivery, self._visible(message, delivery))
 
     def _answer(self, message: StoredMessage, getter: Getter) -> None:
         if getter.no_ack:
             self.counts.get_no_ack += 1
+            self._total.get_no_ack += 1
         else:
             self.counts.get += 1
+            self._total.get += 1
         delivery = self._hand_out(message.position, None, no_ack=getter.no_ack)
         getter.got((delivery, self._visible(message, delivery)), self.ready)
 
@@ -563,9 +577,15 @@ class QueueIndex:
             ValueError: it is not unacknowledged.
         """
         self._settle(delivery, DeliveryState.UNACKED)
-        self.counts.ack += 1
+        self._count_ack()
         if self._detailed:
             self._forget(delivery.position)
+
+    def _count_ack(self) -> None:
+        self.counts.ack += 1
+        self._total.ack += 1
+        if not self.closed:
+            self._total.changed[self.id] = self.counts
 
     def hold(self, delivery: QueueDelivery) -> None:
         """Hold a delivery that was acknowledged within a branch.
@@ -597,7 +617,7 @@ class QueueIndex:
         """
         for delivery in self._take_held(positions):
             self._settle(delivery, DeliveryState.HELD)
-            self.counts.ack += 1
+            self._count_ack()
             self._forget(delivery.position)
 
     def requeue(self, deliveries: Iterable[QueueDelivery], now: float, *, limited: bool = False) -> None:
@@ -773,8 +793,7 @@ class QueueIndex:
             The consumers, which the caller must inform.
         """
         self.closed = True
-        self._total.add(self.counts)
-        self.counts = MessageCounts()  # a reader that has seen the queue before may still have the former ones
+        self._total.changed.pop(self.id, None)
         consumers = self._round.all()
         self._round = DispatchRound()
         for consumer in consumers:

@@ -27,7 +27,6 @@ from dtx.store.postgres.consumers import Consumer, QueueDelivery
 from dtx.store.postgres.dead_letters import DeadLetters
 from dtx.store.postgres.dispatcher import Dispatcher
 from dtx.store.postgres.exchanges import Queue, QueueSpec
-from dtx.store.postgres.message_counts import BrokerCounts, MessageCounts
 from dtx.store.postgres.property_scan import traits
 from dtx.store.postgres.queue import QueueIndex, Reason
 from dtx.store.postgres.recorder import DROPS_AT_ONCE, NO_QUEUE_YET, Recorder, Thing
@@ -478,7 +477,8 @@ class PostgresStore(StoredBranches):
                 dropped.append(message.slot)
             else:
                 index.put(message, now)
-                index.counts.publish += message.position not in letters
+                if message.position not in letters:
+                    index.count_publish()
         if dropped:
             self._recorder.drop(dropped)
 
@@ -523,13 +523,6 @@ class PostgresStore(StoredBranches):
         """See :class:`dtx.store.api.LocalStore`."""
         self.begin()
         super().rolled_back(published, consumed)
-
-    def message_counts(self) -> tuple[BrokerCounts, list[MessageCounts]]:
-        """A copy of :attr:`counts`, and the counts of all queues. Their sum never decreases, even if a queue is deleted
-        before it is made.
-        """
-        queues = [entry.index.counts for entry in self._registry.queues.values()]
-        return replace(self.counts, left=dict(self.counts.left)), queues
 
     # -- upkeep -------------------------------------------------------------------------------------------------------
 

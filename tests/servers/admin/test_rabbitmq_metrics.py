@@ -1,5 +1,6 @@
 """The metrics of standalone mode have RabbitMQ's names and numbers: the same work is done at a real RabbitMQ."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -170,19 +171,67 @@ def test_names_of_queues_are_escaped_as_labels(alone: StandaloneStage) -> None:
     assert found == {name}
 
 
-def test_a_rate_is_an_average_over_several_seconds(alone: StandaloneStage) -> None:
-    boss = Operator(alone.service.admin_url)
+@dataclass(frozen=True)
+class Reader:
+    """An operator that reads rates."""
+
+    boss: Operator
+
+    def publishes(self, path: str = "/api/queues/%2F/q") -> float:
+        """Messages per second to the queue *q*, or to all."""
+        rate: float = self.boss.get(path)["message_stats"]["publish_details"]["rate"]
+        return rate
+
+    def octets(self) -> float:
+        """Bytes per second from the first client."""
+        rate: float = self.boss.get("/api/connections")[0]["recv_oct_details"]["rate"]
+        return rate
+
+
+def _publish_steadily(connection: pika.BlockingConnection, seconds: float) -> float:
+    """Publish to *q*. Returns the messages per second."""
+    channel, count, start = connection.channel(), 0, time.monotonic()
+    while (passed := time.monotonic() - start) < seconds:
+        channel.basic_publish("", "q", bytes(1000))
+        count += 1
+        connection.sleep(0.1)
+    return count / passed
+
+
+def test_the_first_request_has_the_rate_of_now(alone: StandaloneStage) -> None:
+    """The server samples at an interval of its own; requests change nothing."""
     alone.declare("q")
+    one, other = Reader(Operator(alone.service.admin_url)), Reader(Operator(alone.service.admin_url))
+    with alone.connected() as connection:
+        expected = pytest.approx(_publish_steadily(connection, 2 * RATE_SECONDS + 1), rel=0.2)
+        assert one.publishes() == expected
+        assert other.publishes() == expected
+        assert one.publishes("/api/overview") == expected
+        assert 1000 * one.publishes() < one.octets() < 1200 * one.publishes()
+        stopped = time.monotonic()
+        wait_until(lambda: one.publishes() == one.publishes("/api/overview") == one.octets() == 0, what="no rate")
+        assert time.monotonic() - stopped < 2 * RATE_SECONDS + 1
+        assert other.publishes() == 0
 
-    def rate() -> float:
-        value: float = boss.get("/api/queues/%2F/q")["message_stats"]["publish_details"]["rate"]
-        return value
 
-    assert rate() == 0
-    alone.fill("q", b"1", b"2", b"3")
-    assert rate() == 0, "the interval has not passed"
-    wait_until(lambda: rate() > 0, what="the rate")
-    assert rate() <= 3 / RATE_SECONDS
+def test_a_queue_that_is_made_again_has_no_negative_rate(alone: StandaloneStage) -> None:
+    alone.declare("q")
+    reader = Reader(Operator(alone.service.admin_url))
+    alone.fill("q", *[b""] * 50)
+    wait_until(lambda: reader.publishes() > 0, what="the rate")
+    alone.delete("q")
+    alone.declare("q")
+    assert reader.publishes() == 0
+    alone.fill("q", b"1")
+    seen = [0.0]
+
+    def has_rate() -> bool:
+        seen.append(reader.publishes())
+        return seen[-1] != 0
+
+    wait_until(has_rate, what="the rate of the new queue")
+    assert seen[-1] == pytest.approx(1 / RATE_SECONDS, rel=0.2)
+    assert reader.publishes("/api/overview") >= 0
 
 
 def test_bytes_of_a_connection_are_counted_in_both_directions(alone: StandaloneStage) -> None:

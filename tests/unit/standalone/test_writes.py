@@ -13,7 +13,7 @@ from dtx.server.standalone.broker import Done
 from dtx.server.standalone.writes import Writes
 from dtx.store.postgres.consumers import Consumer, QueueDelivery
 from dtx.store.postgres.exchanges import Queue
-from dtx.store.postgres.message_counts import BrokerCounts, MessageCounts
+from dtx.store.postgres.message_counts import BrokerCounts
 from dtx.store.postgres.recorder import Thing
 from dtx.store.postgres.topology import VirtualHost
 from dtx.store.work import Budget, HeldPublish, HeldWork
@@ -42,9 +42,6 @@ class Recording:
         if not (whole and refused):
             self.records.append(([message.body for message in publishes], list(acked), done))
         return refused
-
-    def message_counts(self) -> tuple[BrokerCounts, list[MessageCounts]]:
-        raise AssertionError
 
     def virtual_host(self, name: str) -> VirtualHost:
         raise AssertionError

@@ -1,5 +1,6 @@
 """What happens to messages is counted once, in the words of RabbitMQ's ``message_stats``."""
 
+from collections import deque
 from collections.abc import AsyncIterator
 
 import pytest
@@ -20,14 +21,6 @@ async def client() -> AsyncIterator[Client]:
     yield client
     await client.close()
     await log.close()
-
-
-def total(client: Client) -> BrokerCounts:
-    """The sum that a request gets."""
-    found, queues = client.store.message_counts()
-    for counts in queues:
-        found.add(counts)
-    return found
 
 
 def test_each_delivery_is_counted_by_its_kind() -> None:
@@ -82,7 +75,7 @@ async def test_only_publishes_of_clients_count_as_published(client: Client) -> N
     queue.index.reject(sink.deliveries[:1])
     await client.consume(grave).wait(1)
     assert (queue.index.counts.publish, grave.index.counts.publish) == (2, 0)
-    assert total(client).left == {("rejected", True): 1}
+    assert client.store.counts.left == {("rejected", True): 1}
 
 
 async def test_a_dead_letter_of_a_refused_publish_is_no_publish(client: Client) -> None:
@@ -119,21 +112,39 @@ async def test_sums_do_not_decrease_when_a_queue_is_deleted(client: Client) -> N
     await client.publish(b"3", key="other")
     sink = client.consume(queue)
     await sink.wait(2)
-    found, queues = client.store.message_counts()
     client.store.close_queues(client.host.remove_queue(queue).queues)
-    for counts in queues:  # a request that was under way
-        found.add(counts)
-    assert (found.publish, found.deliver) == (3, 2)
     await client.submit(acked=sink.deliveries)
     assert other.index.counts.publish == 1
-    assert (total(client).publish, total(client).deliver) == (3, 2)
-    assert (queue.index.counts.publish, queue.index.counts.deliver) == (0, 0), "not those of the broker"
+    assert (client.store.counts.publish, client.store.counts.deliver) == (3, 2)
 
 
-def test_a_rate_is_an_average_of_five_seconds_at_least() -> None:
+async def test_all_counts_of_queue_and_broker_have_rates(client: Client) -> None:
+    queue = await client.declare()
+    sink = client.consume(queue)
+    await client.publish(b"1", b"2")
+    await sink.wait(2)
+    deque(client.store.counts.take_sample(4.0))
+    for counts in (queue.index.counts, client.store.counts):
+        expected = {word: number / 4.0 for word, number in counts.numbers().items()}
+        assert {word: rate(counts, word) for word in expected} == expected
+        assert rate(counts, "deliver_get") == 0.5
+    deque(client.store.counts.take_sample(4.0))
+    assert rate(queue.index.counts, "publish") == 0
+    assert not any(client.store.counts.changed), "an idle queue costs nothing"
+
+
+def rate(counts: MessageCounts, word: str) -> float:
+    return counts.sample.details(counts.numbers())[f"{word}_details"]["rate"]
+
+
+def test_a_rate_is_that_between_the_last_two_samples() -> None:
     sample = RateSample()
-    assert sample.rates((10, 0), 100.0) == (0, 0), "there is no earlier number"
-    assert sample.rates((30, 5), 104.0) == (0, 0)
-    assert sample.rates((30, 5), 105.0) == (4, 1)
-    assert sample.rates((90, 5), 109.0) == (4, 1)
-    assert sample.rates((90, 5), 115.0) == (6, 0)
+
+    def rates() -> list[float]:
+        return [found["rate"] for found in sample.details(("publish", "ack")).values()]
+
+    assert rates() == [0, 0]
+    for numbers, passed, expected in [((20, 5), 5.0, [4, 1]), ((50, 5), 10.0, [3, 0]), ((50, 5), 5.0, [0, 0])]:
+        sample.take(numbers, passed)
+        assert rates() == expected
+        assert rates() == expected, "no reader changes it"
