@@ -62,6 +62,6 @@ def test_large_arguments_do_not_hold_the_event_loop(postgres: PostgresServer) ->
         with not_held(dtx):
             for page in ("queues", "queue?name=q1", "exchange?name=amq.default"):
                 assert "q1" in ask(dtx.admin_url, f"/console/{page}", Cookie=cookie).text
-            form = {"mark": mark, "vhost": "/", "name": "q1", "count": "50"}
-            assert "Message 50" in ask(dtx.admin_url, "/console/queue/messages", form, Cookie=cookie).text
+            page = "/console/queue/messages?vhost=%2F&name=q1"
+            assert "Message 50" in ask(dtx.admin_url, page, {"mark": mark, "count": "50"}, Cookie=cookie).text
     postgres.drop_database(database)
