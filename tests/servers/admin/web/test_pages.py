@@ -299,20 +299,33 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     return (directory / "node_modules/axe-core/axe.min.js").read_text()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_reports_nothing_on_any_page(
     site: StandaloneStage, people: None, browser: Browser, long_xid: Xid, axe: str, width: int, scheme: str
 ) -> None:
-    """The rules of axe-core: WCAG 2.2 AA and best practices."""
+    """The rules of axe-core: WCAG 2.2 AA and best practices. A client consumes meanwhile."""
     carla = browser.visitor(site.service.admin_url, width=width, scheme="dark" if scheme == "dark" else "light")
-    carla.enter("carla", PASSWORDS["carla"])
-    for page in PAGES:
-        assert carla.open(page.format(long_xid, LONG_NAME)).ok, page
+
+    def reported() -> object:
         carla.page.evaluate(axe)
-        found = carla.page.evaluate(
+        return carla.page.evaluate(
             "() => axe.run().then((found) => found.violations.map((each) => [each.id, each.nodes[0].html]))"
         )
-        assert found == [], page
+
+    with site.connected() as connection:
+        connection.channel().basic_consume(LONG_NAME, lambda *_: None)
+        carla.open()
+        assert reported() == [], "the sign-in"
+        carla.enter("carla", PASSWORDS["carla"])
+        for page in PAGES:
+            assert carla.open(page.format(long_xid, LONG_NAME)).ok, page
+            assert reported() == [], page
+        carla.open("connections")
+        carla.page.locator("a[id^=connection-]").first.click()
+        assert reported() == [], "a connection"
+        assert carla.open("queue?name=none").status == 404
+        assert reported() == [], "an error"
     carla.require_peace()
 
 
