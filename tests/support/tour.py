@@ -207,6 +207,14 @@ class Tour:
                 ("queues", "out"),
                 ("queue?name=out", "Purge"),
                 ("topology?action=delete-queue&vhost=/&name=out", "Messages that are lost"),
+                ("topology?action=declare-queue", "Declare"),
+                ("topology?action=bind&end=source", "binding"),
+                ("queue/messages?vhost=/&name=out", "Messages"),
+                ("publish", "Publish"),
+                ("bindings", "Bindings"),
+                ("consumers", "Consumers"),
+                ("user?name=carla", "carla"),
+                ("reconciliation", "econciliation"),
                 ("exchanges", "amq.topic"),
                 ("exchange?name=amq.default", "Bindings from this exchange"),
                 ("connections", "under way/1"),
@@ -222,6 +230,9 @@ class Tour:
                 assert carla.open(page).status == 200
                 assert words in carla.text()
                 self.shoot(carla, page.partition("?")[0].replace("/", " ") or "overview")
+            carla.open("connections")
+            carla.page.locator("a[id^=connection-]").first.click()
+            self.shoot(carla, "connection")
 
     def secrets_are_nowhere(self) -> None:
         """No page contains a secret, no browser reports an error, and no request goes to another server."""
