@@ -152,6 +152,8 @@ def test_no_member_calls_a_branch_unknown_while_one_is_silent(stage: Stage) -> N
                     coordinator.commit(xid, one_phase=True)
         finally:
             stage.service.resume()
+        # until then, another commit is answered with the result of the one under way
+        stage.wait_for(lambda: "committed" in stage.history(xid), "the end of the commit")
         with stage.coordinator(other) as coordinator, pytest.raises(XAER_NOTA, match="completed: committed"):
             coordinator.commit(xid)
     assert stage.bodies(queue) == [b"a"]
