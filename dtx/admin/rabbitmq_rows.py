@@ -486,7 +486,7 @@ def connection_row(pair: Client) -> Row:
     """A client's connection."""
     client, at = pair
     start, agreed = client.start_ok, client.agreed
-    octets = dict(zip(("recv_oct", "send_oct"), at.traffic(), strict=True))
+    traffic = dict(zip(("recv_oct", "send_oct"), at.traffic(), strict=True))
     return connection_details(at) | {
         "type": "network",
         "user": client.who.user,
@@ -502,8 +502,8 @@ def connection_row(pair: Client) -> Row:
         "channel_max": None if agreed is None else agreed.channel_max,
         "frame_max": None if agreed is None else agreed.frame_max,
         "timeout": None if agreed is None else agreed.heartbeat,
-        **octets,
-        **at.sample.details(octets),
+        **traffic,
+        **at.sample.details(traffic),
     }
 
 

@@ -175,7 +175,7 @@ class Membership(Lease):
         """The other members now. Callers that wait for a read share the next one.
 
         Raises:
-            LogUnavailable, psycopg.Error, OSError, TimeoutError: the database is away.
+            LogUnavailable: the database is away.
         """
         wanted = self._reads + 1
         async with self._reading:
@@ -185,6 +185,9 @@ class Membership(Lease):
                     async with asyncio.timeout(self._ttl):
                         self._reader = self._reader or await self._session()
                         await self._read(self._reader)
+                except (psycopg.Error, OSError, TimeoutError) as error:
+                    await self._close_reader()
+                    raise LogUnavailable(f"the members cannot be read: {self._dsn.explain(error)}") from None
                 except BaseException:
                     await self._close_reader()
                     raise

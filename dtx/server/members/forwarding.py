@@ -15,20 +15,15 @@ from collections.abc import Mapping
 from typing import Any, Final
 from uuid import UUID
 
-import psycopg
-
 from dtx.log.api import LogError
 from dtx.log.membership import Member, Membership
 from dtx.manager import BranchManager, Requester
 from dtx.manager.branches import Elsewhere
 from dtx.manager.operators import Operators, from_json
 from dtx.server.members.client import PeerClient, PeerLost, PeerUnreachable
-from dtx.telemetry import get_logger
 from dtx.xa.codes import RefusalCause, ReplyCode, XaError, XaFlag
 from dtx.xa.model import Operation
 from dtx.xa.xid import Xid
-
-_log = get_logger(part="members")
 
 _PAUSE: Final = 0.1
 """Seconds before a request begins again."""
@@ -79,7 +74,7 @@ class Forwarding:
             members = await self._members(found.member)
             left = until - loop.time()
             answers = await asyncio.gather(*(self._ask(member, request, left) for member in members))
-        except (psycopg.Error, OSError, LogError, TimeoutError) as error:
+        except LogError as error:
             reason = str(error)
         else:
             for answer in sorted(answers, key=_rank):
@@ -105,8 +100,8 @@ class Forwarding:
         xid = given["xid"]
         try:
             others = await self._members(member)
-        except (psycopg.Error, OSError, LogError, TimeoutError) as error:
-            raise XaError(ReplyCode.INTERNAL_ERROR, f"the members cannot be read: {error} (xid {xid})") from error
+        except LogError as error:
+            raise XaError(ReplyCode.INTERNAL_ERROR, f"the order was not sent: {error} (xid {xid})") from error
         reason = "it is gone, and another one takes its branches"
         for other in others:
             # the other member answers after this time at the latest, even if the broker does not
