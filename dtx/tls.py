@@ -1,4 +1,6 @@
-"""TLS listeners: a socket counts against limits from its acceptance, not only from the end of its handshake.
+"""TLS listeners, and facts of certificates.
+
+A socket counts against limits from its acceptance, not only from the end of its handshake.
 
 The TLS servers of an event loop report a socket when its handshake has succeeded. So sockets without a handshake are
 limited only by the number of file descriptors. An upgrade of an accepted transport is no solution: under uvloop the
@@ -6,9 +8,11 @@ client's first bytes may be read before it, and are lost.
 """
 
 import asyncio
+import re
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from dtx.telemetry import get_logger
@@ -16,6 +20,9 @@ from dtx.telemetry import get_logger
 _log = get_logger(part="listener")
 _AGAIN: Final = 1.0
 """Seconds before the next attempt to accept when the system has no file descriptor left, as in asyncio."""
+_CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_VERSION: Final = 0xA0
+"""The tag of the version, which certificates of version 1 do not have."""
 
 
 def common_name(certificate: Mapping[str, Any]) -> str | None:
@@ -26,6 +33,38 @@ def common_name(certificate: Mapping[str, Any]) -> str | None:
     """
     names = [value for part in certificate.get("subject", ()) for kind, value in part if kind == "commonName"]
     return names[0] if len(names) == 1 and names[0] else None
+
+
+def expirations(pem: str) -> list[datetime]:
+    """The time until which each certificate is valid.
+
+    Args:
+        pem: certificates, and perhaps other text.
+    """
+    return [_not_after(ssl.PEM_cert_to_DER_cert(found)) for found in _CERTIFICATE.findall(pem)]
+
+
+def _not_after(der: bytes) -> datetime:
+    """``notAfter`` of a certificate (RFC 5280, 4.1). The standard library only has the one of a peer."""
+    signed = next(_elements(next(_elements(der))[1]))[1]
+    _serial, _algorithm, _issuer, validity, *_ = (content for tag, content in _elements(signed) if tag != _VERSION)
+    _, (_, moment) = _elements(validity)
+    text = moment.decode("ascii")
+    if len(text) == len("YYMMDDHHMMSSZ"):  # "Where YY is greater than or equal to 50, the year SHALL be … 19YY"
+        text = ("19" if text >= "5" else "20") + text
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+
+
+def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
+    """The elements of a DER encoding: tag and content."""
+    at = 0
+    while at < len(der):
+        tag, length, at = der[at], der[at + 1], at + 2
+        if length & 0x80:  # the number of bytes that have the length
+            end = at + (length & 0x7F)
+            length, at = int.from_bytes(der[at:end]), end
+        yield tag, der[at : at + length]
+        at += length
 
 
 class TlsServer:

@@ -7,6 +7,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
 from http import HTTPStatus
 from typing import Annotated, Any, Final, Protocol, TypeVar
@@ -223,6 +224,10 @@ class OwnBroker(Protocol):
         """
 
 
+ServedCertificates = Mapping[str, Mapping[str, tuple[str, Sequence[datetime]]]]
+"""By protocol and kind of file (``certfile``, ``cacertfile``): the file, and the ends of the certificates in it."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Active:
     """The parts that only the active dtx has.
@@ -236,7 +241,7 @@ class Active:
         epoch: returns the epoch of its lease.
         log_queue: returns the number of log records that wait for the database.
         own_broker: the broker of standalone mode; ``None`` if the command line has the lease.
-        addresses: for clients: host, port, and whether it is for TLS.
+        addresses: for clients and operators: host, port and protocol, in RabbitMQ's words.
     """
 
     manager: BranchManager
@@ -247,7 +252,7 @@ class Active:
     epoch: Callable[[], int]
     log_queue: Callable[[], int]
     own_broker: OwnBroker | None = None
-    addresses: Sequence[tuple[str, int, bool]] = ()
+    addresses: Sequence[tuple[str, int, str]] = ()
 
     @property
     def commit_connections(self) -> Mapping[str, CommitConnectionNumbers]:
@@ -266,6 +271,7 @@ class ApiContext:
         operator_log: tokens and the audit log.
         metrics: the metrics.
         standalone: whether there is no broker.
+        certificates: of the listeners.
         active: set once this dtx is the active one.
     """
 
@@ -275,6 +281,7 @@ class ApiContext:
     operator_log: OperatorLog
     metrics: Metrics
     standalone: bool = False
+    certificates: ServedCertificates = field(default_factory=dict)
     active: Active | None = None
     operators: Operators | None = field(default=None, init=False)
 

@@ -8,6 +8,7 @@ import time
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from http import HTTPStatus
 from itertools import chain
 from pathlib import Path
@@ -338,11 +339,23 @@ class View:
         }
 
     def listeners(self) -> list[Row]:
-        """The addresses for clients."""
+        """The addresses for clients and operators."""
         return [
-            {"node": self.node, "protocol": "amqp/ssl" if tls else "amqp", "ip_address": host, "port": port}
-            for host, port, tls in self.active.addresses
+            {"node": self.node, "protocol": protocol, "ip_address": host, "port": port}
+            for host, port, protocol in self.active.addresses
         ]
+
+    def expiring(self, until: datetime) -> Iterator[Row]:
+        """The listeners with certificates that expire before *until*, with the times at which they do."""
+        for host, port, protocol in self.active.addresses:
+            row: Row = {"node": self.node, "protocol": protocol, "interface": host, "port": port}
+            soon = False
+            for kind, (path, ends) in self.context.certificates.get(protocol, {}).items():
+                found = [f"{end:%Y-%m-%d %H:%M:%S}" for end in ends if end < until]
+                row |= {kind: path, f"{kind}_expires_on": found}
+                soon = soon or bool(found)
+            if soon:
+                yield row
 
     def node_row(self, name: str) -> Row:
         """This dtx as a node."""

@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 from urllib.parse import unquote
@@ -160,7 +161,9 @@ def _users(view: View, *, without_permissions: bool = False) -> Listed:
     return Listed(found, rows.user_row, ("name",))
 
 
-def _nothing(_: View) -> Listed:
+def _nothing(view: View, vhost: str | None = None, **_: str) -> Listed:
+    if vhost is not None:
+        view.vhost(vhost)
     return Listed((), dict, ())
 
 
@@ -170,6 +173,14 @@ def _node(view: View, name: str) -> Row:
     return view.node_row(name)
 
 
+def _health(view: View, name: str | None = None) -> Row:
+    if name is not None:
+        _node(view, name)
+    alarms = view.alarms()
+    return {"status": "failed", "reason": f"resource alarms in effect: {', '.join(alarms)}"} if alarms else _OK
+
+
+_OK: Final[Row] = {"status": "ok"}
 _QUEUE, _EXCHANGE = DestinationKind
 _COORDINATOR: Final = OperatorRole.COORDINATOR
 _PAIR: Final = "/bindings/{vhost}/e/{source}/"
@@ -178,6 +189,8 @@ _RESOURCES: Final = (
     _Resource("/cluster-name", "The name of the resource manager.", lambda view: {"name": view.context.rm}),
     _Resource("/nodes", "This dtx as a node.", lambda view: Listed([view.node], view.node_row, ("name",))),
     _Resource("/nodes/{name}", "This dtx as a node.", _node),
+    _Resource("/healthchecks/node", "Deprecated: the check of alarms, whose failure has status 200.", _health),
+    _Resource("/healthchecks/node/{name}", "Deprecated: the same for this dtx as a node.", _health),
     _Resource("/vhosts", "Virtual hosts.", _vhosts),
     _Resource("/vhosts/{name}", "A virtual host.", View.one_vhost),
     _Resource("/vhosts/{vhost}/connections", "Connections to a virtual host.", _connections),
@@ -297,16 +310,22 @@ _RESOURCES: Final = (
         _COORDINATOR,
     ),
     *(
-        _Resource(f"/{name}", "An empty list: dtx has none.", _nothing)
-        for name in (
+        _Resource(f"/{path}", "An empty list: dtx has none.", _nothing)
+        for path in (
             "extensions",
             "feature-flags",
             "global-parameters",
             "operator-policies",
+            "operator-policies/{vhost}",
             "parameters",
+            "parameters/{name}",
+            "parameters/{name}/{vhost}",
             "policies",
+            "policies/{vhost}",
             "user-limits",
+            "user-limits/{user}",
             "vhost-limits",
+            "vhost-limits/{vhost}",
         )
     ),
 )
@@ -357,11 +376,13 @@ async def show_identity(who: Asker, context: Context) -> JSONResponse:
 # -- health checks
 
 _FAILED: Final = READ | refusals({HTTPStatus.SERVICE_UNAVAILABLE: "The check has failed."})
+_DAYS: Final = {"days": 1.0, "weeks": 7.0, "months": 365 / 12, "years": 365.0}
+"""RabbitMQ's units of time."""
 
 
 def _checked(failure: str | None, **facts: object) -> JSONResponse:
     if failure is None:
-        return JSONResponse({"status": "ok"} | facts)
+        return JSONResponse(_OK | facts)
     return JSONResponse({"status": "failed", "reason": failure} | facts, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
@@ -401,9 +422,27 @@ for _check, _words in ((_alarms, ("alarms", "local-alarms")), (_critical, _CRITI
         router.add_api_route(f"/health/checks/{_word}", _check, name=f"check {_word}", responses=_FAILED)
 
 
+@router.get("/health/checks/certificate-expiration/{within}/{unit}", responses=_FAILED)
+async def check_certificates(
+    view: Seen,
+    within: Annotated[int, Path(ge=0, description="Number of units.")],
+    unit: Annotated[str, Path(description="days, weeks, months or years.")],
+) -> JSONResponse:
+    """Check that no certificate of a listener, nor one in --tls-ca, expires within a time."""
+    view.who.require(OperatorRole.VIEWER)
+    try:
+        until = datetime.now(UTC) + timedelta(within * _DAYS[unit.lower()])
+    except KeyError:
+        raise Problem(HTTPStatus.BAD_REQUEST, "the units are days, weeks, months and years") from None
+    except OverflowError:
+        until = datetime.max.replace(tzinfo=UTC)
+    expired = list(view.expiring(until))
+    return _checked("Certificates expiring", expired=expired) if expired else _checked(None)
+
+
 @router.get("/health/checks/port-listener/{port}", responses=_FAILED)
 async def check_port(view: Seen, port: Annotated[str, Path(description="Number of the port.")]) -> JSONResponse:
-    """Check that dtx listens on a port for clients."""
+    """Check that dtx listens on a port."""
     view.who.require(OperatorRole.VIEWER)
     ports = [str(number) for _, number, _ in view.active.addresses]
     if port in ports:
@@ -417,7 +456,7 @@ async def check_protocol(
 ) -> JSONResponse:
     """Check that dtx listens for a protocol."""
     view.who.require(OperatorRole.VIEWER)
-    served = sorted({"amqp/ssl" if tls else "amqp" for _, _, tls in view.active.addresses})
+    served = sorted({name for _, _, name in view.active.addresses})
     name = {"amqp091": "amqp", "amqp10": "amqp", "amqps": "amqp/ssl"}.get(protocol, protocol)
     if name in served:
         return _checked(None, protocol=name)

@@ -418,10 +418,15 @@ class AdminServer:
         self._rates: asyncio.Task[None] | None = None
 
     @property
+    def address(self) -> tuple[str, int, str]:
+        """Host, port and scheme."""
+        host, port = self._socket.getsockname()[:2]
+        return host, port, "http" if self._certificate is None else "https"
+
+    @property
     def url(self) -> str:
         """The URL of the API."""
-        host, port = self._socket.getsockname()[:2]
-        scheme = "http" if self._certificate is None else "https"
+        host, port, scheme = self.address
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def begin(self, context: ApiContext) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack
 
-from dtx.admin.api_context import Active, ApiContext, OperatedBroker, OwnBroker
+from dtx.admin.api_context import Active, ApiContext, OperatedBroker, OwnBroker, ServedCertificates
 from dtx.admin.identity import Authenticator
 from dtx.admin.routes_orders import start_policies
 from dtx.admin.server import AdminServer
@@ -15,6 +15,7 @@ from dtx.manager import BranchManager
 from dtx.server.client_session import ClientSession
 from dtx.server.listener import Listener
 from dtx.telemetry import Metrics
+from dtx.tls import expirations
 from dtx.wire.amqp09 import closes
 from dtx.wire.amqp09.errors import HardCode
 
@@ -37,6 +38,7 @@ class OperatorService:
         self._stack = stack
         self._context: ApiContext | None = None
         self._server: AdminServer | None = None
+        self._certificates = _served_certificates(settings)
         if not settings.no_admin:
             (address,) = settings.admin_listen
             self._server = AdminServer(
@@ -71,6 +73,7 @@ class OperatorService:
             operator_log=operator_log,
             metrics=self._metrics,
             standalone=self._settings.broker is None,
+            certificates=self._certificates,
         )
         if self._server is not None:
             self._server.begin(self._context)
@@ -93,6 +96,9 @@ class OperatorService:
             log: holds the lease.
         """
         assert self._context is not None, "begin comes first"
+        addresses = [(host, port, "amqp/ssl" if tls else "amqp") for host, port, tls in listener.addresses]
+        if self._server is not None:
+            addresses.append(self._server.address)
         self._context.activate(
             Active(
                 manager=manager,
@@ -100,7 +106,7 @@ class OperatorService:
                 disconnect=_disconnect,
                 broker=broker,
                 own_broker=own_broker,
-                addresses=listener.addresses,
+                addresses=addresses,
                 lease_valid=lambda: log.lease_valid,
                 epoch=lambda: log.epoch,
                 log_queue=lambda: log.queued,
@@ -110,6 +116,20 @@ class OperatorService:
         if settings.policy or settings.alert_after:
             watching = start_policies(self._context, settings.policy, settings.alert_after)
             self._stack.push_async_callback(_end, watching)
+
+
+def _served_certificates(settings: Settings) -> ServedCertificates:
+    """Read the files now, when dtx loads them: it does not read them again when they are renewed."""
+    files = {
+        "amqp/ssl": {"certfile": settings.tls_cert, "cacertfile": settings.tls_ca},
+        "https": {"certfile": settings.admin_tls_cert},
+    }
+    return {
+        protocol: {
+            kind: (str(path), expirations(path.read_text("utf-8", "replace"))) for kind, path in found.items() if path
+        }
+        for protocol, found in files.items()
+    }
 
 
 def _disconnect(session: ClientSession, reason: str) -> None:

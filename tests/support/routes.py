@@ -44,13 +44,22 @@ _RABBITMQ: Final = {
     /feature-flags
     /global-parameters
     /operator-policies
+    /operator-policies/{vhost}
     /parameters
+    /parameters/{name}
+    /parameters/{name}/{vhost}
     /policies
+    /policies/{vhost}
     /user-limits
+    /user-limits/{user}
     /vhost-limits
+    /vhost-limits/{vhost}
     /whoami
     /aliveness-test/{vhost}
+    /healthchecks/node
+    /healthchecks/node/{name}
     /health/checks/virtual-hosts
+    /health/checks/certificate-expiration/{within}/{unit}
     /health/checks/alarms
     /health/checks/local-alarms
     /health/checks/node-is-quorum-critical

@@ -96,10 +96,13 @@ PATHS: Final = tuple(
     /bindings/{_IN}/e/events/q/old/a.%252A /bindings/{_IN}/e/events/e/by-header /users /users/guest
     /users/guest/permissions /users/guest/topic-permissions /users/without-permissions /permissions
     /permissions/{_IN}/guest /topic-permissions /topic-permissions/{_IN}/guest /policies /parameters
-    /operator-policies /vhost-limits /user-limits /health/checks/alarms /health/checks/local-alarms
+    /operator-policies /vhost-limits /user-limits /policies/{_IN} /policies/nowhere /policies/{_IN}/mine
+    /operator-policies/{_IN} /parameters/federation /parameters/federation/{_IN} /vhost-limits/{_IN}
+    /user-limits/guest /health/checks/alarms /health/checks/local-alarms
     /health/checks/virtual-hosts /health/checks/port-listener/1 /health/checks/protocol-listener/amqp091
     /health/checks/protocol-listener/mqtt /health/checks/node-is-quorum-critical
-    /health/checks/node-is-mirror-sync-critical /nothing /queues/nowhere /queues/{_IN}/nothing
+    /health/checks/node-is-mirror-sync-critical /health/checks/certificate-expiration/1/months
+    /healthchecks/node /healthchecks/node/nothing /nothing /queues/nowhere /queues/{_IN}/nothing
     /exchanges/{_IN}/nothing /bindings/{_IN}/e/events/q/old/nothing /vhosts/nowhere /users/nobody
     /permissions/{_IN}/nobody /connections/nothing /channels/nothing /queues?page=1 /queues?page=99 /queues?page=x
     /queues?page=1&page_size=501 /queues?page=1&name=[&use_regex=true /queues/{_IN}?page=1&page_size=2

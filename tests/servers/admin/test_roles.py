@@ -28,6 +28,8 @@ _PLACES: Final = {
     "{destination}": "amq.fanout",
     "{props}": "~",
     "{protocol}": "amqp091",
+    "{within}": "1",
+    "{unit}": "weeks",
 }
 
 
