@@ -1,5 +1,6 @@
 """Errors as problem+json (RFC 9457): the mapping from exceptions to HTTP statuses and details."""
 
+import re
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -33,6 +34,22 @@ STATUS: Final = {
 
 
 ELSEWHERE: Final = "dtx runs alongside a broker: use the management API of RabbitMQ, by default on port 15672"
+_ABSENT: Final = {
+    "(?:operator-)?policies": "dtx has no policies: give each queue and exchange its arguments when it is declared",
+    "(?:global-)?parameters|shovels|federation-links": "dtx has no parameters, shovels and federation: "
+    "use a client that consumes here and publishes there",
+    "(?:vhost|user)-limits": "dtx has no limits that the API can set: start it with --quota",
+    "feature-flags|deprecated-features": "dtx has no feature flags: each version has all its features",
+    "rebalance|queues/[^/]*/[^/]*/actions": "dtx has one copy of each queue: there is nothing to move or synchronize",
+    "reset": "dtx has no statistics that can be reset: its counters begin with its start",
+    "nodes/[^/]*/memory": "dtx does not divide its memory into parts: /metrics has process_resident_memory_bytes",
+    "traces|trace-files": "dtx does not trace messages: --traces has the calls of transactions",
+    "stream": "dtx has no streams: declare a classic or quorum queue",
+    "vhosts/[^/]*/start": "each virtual host of dtx runs all the time",
+    "all-configuration": "the definitions are at /api/definitions",
+    "health/checks": "dtx has no such check: the reference of its HTTP API lists those that it has",
+}
+"""Paths of RabbitMQ's API that dtx does not have: the reason, or what to do instead."""
 NOT_ACTIVE: Final = "This dtx is not the active one."
 UNKNOWN_OUTCOME: Final = "This dtx is not the active one; or the outcome is not known yet: ask again."
 
@@ -128,14 +145,26 @@ def as_problem(error: Exception) -> Problem:
             return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")
 
 
+def _without_route(request: Request, problem: Problem) -> Problem:
+    """The problem of a request to RabbitMQ's API for which there is no route."""
+    if not request.app.state.context.standalone:
+        return Problem(HTTPStatus.NOT_FOUND, ELSEWHERE)
+    for paths, reason in _ABSENT.items():
+        if re.fullmatch(f"/api/(?:{paths})(?:/.*)?", request.url.path, re.DOTALL):
+            # rabbitmqadmin shows the reason of 400, but not that of 404
+            makes = request.method in {"PUT", "POST"}
+            return Problem(HTTPStatus.BAD_REQUEST if makes else HTTPStatus.NOT_FOUND, reason)
+    return problem
+
+
 def install(app: FastAPI) -> None:
     """Let *app* answer every error with a problem."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
         problem = as_problem(error)
         if request.url.path.startswith("/api/"):
-            if isinstance(error, HTTPException) and not request.app.state.context.standalone:
-                problem = Problem(HTTPStatus.NOT_FOUND, ELSEWHERE)
+            if isinstance(error, HTTPException):
+                problem = _without_route(request, problem)
             return _as_rabbitmq(problem)
         return answer(problem.status, problem.detail, problem.headers)
 

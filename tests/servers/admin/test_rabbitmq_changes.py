@@ -182,6 +182,45 @@ def test_rabbitmqadmin_makes_uses_and_deletes_objects(shared_rabbitmq: RabbitNod
     assert [row["name"] for row in boss.get("/api/users")] == ["guest"]
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("policy name=p pattern=.* definition={}", "give each queue and exchange its arguments when it is declared"),
+        ("operator_policy name=p pattern=.* definition={}", "dtx has no policies"),
+        ("parameter component=federation name=p value={}", "a client that consumes here and publishes there"),
+        ("vhost_limit vhost=/ name=max-queues value=5", "start it with --quota"),
+    ],
+)
+def test_rabbitmqadmin_shows_the_alternative_to_a_policy(
+    shared_rabbitmq: RabbitNode, shared: StandaloneStage, words: str, reason: str
+) -> None:
+    done = Admin(shared_rabbitmq, Operator(shared.service.admin_url)).run("declare", *words.split())
+    assert (done.returncode, reason in done.stderr) == (1, True), done
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "reason"),
+    [
+        ("DELETE /policies/%2F/p", 404, "dtx has no policies"),
+        ("PUT /policies/%2F", 400, "dtx has no policies"),
+        ("GET /shovels/%2F", 404, "no parameters, shovels and federation"),
+        ("PUT /parameters/shovel/%2F/s", 400, "no parameters, shovels and federation"),
+        ("PUT /feature-flags/quorum_queue/enable", 400, "each version has all its features"),
+        ("POST /rebalance/queues", 400, "one copy of each queue"),
+        ("POST /queues/%2F/a%2Fb/actions", 400, "one copy of each queue"),
+        ("DELETE /reset", 404, "its counters begin with its start"),
+        ("GET /nodes/rabbit@a/memory", 404, "process_resident_memory_bytes"),
+        ("GET /health/checks/nothing", 404, "dtx has no such check"),
+        ("GET /policiesx", 404, "not found"),
+        ("POST /queues/%2F", 405, "method not allowed"),
+    ],
+)
+def test_paths_that_dtx_lacks_give_the_reason(shared: StandaloneStage, asked: str, status: int, reason: str) -> None:
+    method, _, path = asked.partition(" ")
+    answer = Operator(shared.service.admin_url).ask(method, f"/api{path}", None if method == "GET" else {})
+    assert (answer.status, reason in answer.body["reason"]) == (status, True), answer
+
+
 def test_a_connection_can_be_closed_by_its_name(shared: StandaloneStage) -> None:
     boss = Operator(shared.service.admin_url)
     with shared.connected():
