@@ -293,6 +293,7 @@ class Listener:
         self._coordinators = coordinators
         self._reserved = _RESERVED if coordinators or members else 0
         self._metrics = metrics
+        metrics.connections_limit.set(max_connections)
         self._connections: dict[AcceptedConnection, str] = {}
         """Open sockets, with the key of their address (:func:`source_of`)."""
         self._handshakes: dict[str, dict[AcceptedConnection, float]] = {}

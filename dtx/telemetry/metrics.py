@@ -90,6 +90,7 @@ class Metrics:
         gauge, counter = partial(_gauge, registry), partial(_counter, registry)
         ProcessCollector(registry=registry)
         self.connections: Final = gauge("dtx_connections", "Client connections that are open.")
+        self.connections_limit: Final = gauge("dtx_connections_limit", "Limit of dtx_connections (--max-connections).")
         self.channels: Final = gauge("dtx_channels", "Client channels that are open.")
         self.selected_channels: Final = gauge(
             "dtx_selected_channels", "Channels that selected distributed transactions."

@@ -95,6 +95,7 @@ def test_gradual_problems_have_an_alert() -> None:
     assert alerts["DtxDiskFillsUp"] == {"dtx_disk_free_bytes", "dtx_disk_free_limit_bytes"}
     assert alerts["DtxQuotaNearlyUsed"] == {"dtx_usage", "dtx_quota"}
     assert alerts["DtxMemoryAlarm"] == {"rabbitmq_alarms_memory_used_watermark"}
+    assert alerts["DtxConnectionsNearLimit"] == {"dtx_connections", "dtx_connections_limit"}
     assert alerts["DtxQueuesGrow"] == {"rabbitmq_queue_messages_ready"}
 
 
