@@ -115,8 +115,7 @@ def test_a_quorum_queue_has_no_priorities(talk: Dialogue) -> None:
 
 
 def test_arguments_of_frameworks_are_accepted(quorum: Callable[..., str]) -> None:
-    """Those of MassTransit, and of Celery's queues for delayed tasks."""
-    quorum(quorum_initial_group_size=3)
+    """Those of Celery's queues for delayed tasks."""
     quorum(
         dead_letter_strategy="at-least-once",
         overflow="reject-publish",

@@ -3,8 +3,8 @@
 Values are compared by value, whatever the width of their type. A table stays bytes (see
 :mod:`dtx.wire.amqp09.tables`). This module has the functions on tables that topology and routing need.
 
-The rules are those of RabbitMQ for classic queues, the only type in standalone mode. A declaration that RabbitMQ
-refuses is refused with the same code. The types quorum and stream are refused with 540.
+The rules are those of RabbitMQ for classic and quorum queues. A declaration that RabbitMQ refuses is refused with the
+same code. Streams are refused with 540.
 """
 
 import struct
