@@ -166,11 +166,10 @@ class Tour:
             assert vera.open(page).status == 403, page
         self.shoot(vera, "and is refused where it tries")
         mark = vera.page.locator("input[name=mark]").first.get_attribute("value")
-        order = {"mark": mark, "xid": str(xid), "vhost": self.scene.vhost, "action": "rollback", "reason": "mine"}
         status = vera.page.evaluate(
-            """(order) => fetch("/console/decide", {method: "POST", body: new URLSearchParams(order)})
+            """([path, order]) => fetch(path, {method: "POST", body: new URLSearchParams(order)})
                 .then((answer) => answer.status)""",
-            {**order, "stage": "do"},
+            [f"/console/decide?{words}&action=rollback", {"mark": mark, "reason": "mine", "stage": "do"}],
         )
         assert status == 403
         assert self.scene.states()[xid] == "prepared"

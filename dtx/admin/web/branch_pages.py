@@ -192,10 +192,14 @@ async def ask_about_many(request: Request, visit: Visitor) -> Response:
 
 
 @router.post("/bulk")
+@reads(*NAMES)
 async def decide_many(request: Request, visit: Visitor) -> Response:
-    """The steps of an order about many branches: the chosen branches, the dry run, and the order itself."""
+    """The steps of an order about many branches: the chosen branches, the dry run, and the order itself.
+
+    The search is in the address, because browsers change line ends in fields. Chosen branches are fields.
+    """
     form = await read_form(request, visit)
-    fields = asked(form)
+    fields = asked(request.query_params) | asked(form)
     stage, action, reason = form.one("stage"), form.one("action") or ACTIONS[0], form.one("reason")
     if stage == "choose":
         visit.who.require(OperatorRole.COORDINATOR)
@@ -233,7 +237,8 @@ def _bulk_page(
         "bulk.html",
         HTTPStatus.OK if problem is None else problem.status,
         fields=fields,
-        search={} if "branch" in fields else fields,
+        chosen=fields.get("branch", []),
+        search={name: values for name, values in fields.items() if name != "branch"},
         action=action,
         actions=ACTIONS,
         reason=reason,
@@ -360,10 +365,14 @@ async def ask_to_decide(
 
 
 @router.post("/decide")
-async def decide(request: Request, visit: Visitor) -> Response:
-    """The dry run of an order, and then the order, for the version of the branch in the dry run."""
+async def decide(
+    request: Request, visit: Visitor, xid: Words, action: Annotated[str, Query(max_length=20)], vhost: Host = "/"
+) -> Response:
+    """The dry run of an order, and then the order, for the version of the branch in the dry run.
+
+    The address names the branch, because browsers change line ends in fields.
+    """
     form = await read_form(request, visit)
-    xid, vhost, action = form.one("xid"), form.exactly("vhost") or "/", form.one("action")
     given = form.non_empty("reason", "version", "position", "exchange", "routing_key", "queue")
     if action not in _HEADLINES:
         raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"there is no order {action!r}")

@@ -27,6 +27,7 @@ from dtx.admin.web.page_request import Fields, frame, known_keys, local, reads
 from dtx.admin.web.rendering import _environment_of_pages, _when, address, render
 from dtx.admin.web.topology_pages import TopologyQuery, ask_to_change_topology
 from dtx.telemetry import Metrics
+from dtx.xa.xid import Xid
 
 
 def fields(**values: str) -> dict[str, list[str]]:
@@ -259,8 +260,20 @@ def exact_names(page: Response, *names: str) -> None:
             {"vhost": ODD, "exchange": ODD, "given": {"routing_key": ODD}, "back": "", "unrouted": False},
             ("vhost", "exchange", "routing_key"),
         ),
+        (
+            "bulk.html",
+            {"fields": {"vhost": [ODD]}, "search": {"vhost": [ODD], "queue": [ODD]}, "chosen": [], "answer": None,
+             "action": "commit", "actions": (), "reason": "", "most": 1, "everything": False},
+            ("vhost", "queue"),
+        ),
+        (
+            "decide.html",
+            {"xid": Xid(1, b"a"), "vhost": ODD, "action": "redirect", "headline": ODD, "branch": None, "message": None,
+             "given": {"exchange": ODD}, "forecast": None, "conflict": False},
+            ("vhost", "exchange"),
+        ),
     ],
-)
+)  # fmt: skip
 def test_a_form_sends_exact_names(template: str, context: dict[str, Any], names: tuple[str, ...]) -> None:
     exact_names(render(template, {**frame(None), "problem": None, **context}), *names)
 

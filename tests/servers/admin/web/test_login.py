@@ -118,7 +118,7 @@ OBJECTS = {
 }
 """The object of each change of queues, exchanges and bindings, in the address of its form."""
 FORMS = {
-    "decide": OperatorRole.OPERATOR,
+    "decide?xid=1:61:&action=commit": OperatorRole.OPERATOR,
     "bulk": OperatorRole.COORDINATOR,
     "connection/close": OperatorRole.OPERATOR,
     "change?action=make-vhost&name=made": OperatorRole.COORDINATOR,
@@ -163,15 +163,16 @@ def test_an_order_without_its_dry_run_is_refused(site: StandaloneStage) -> None:
     url = site.service.admin_url
     cookie = sign_in(url, "guest", "guest")
     xid = orphan(site)
-    page = ask(url, f"/console/decide?xid={xid}&action=commit", Cookie=cookie)
-    form = {"mark": mark_of(page.text), "xid": str(xid), "vhost": "/", "action": "commit", "reason": "because"}
+    path = f"/console/decide?xid={xid}&action="
+    page = ask(url, f"{path}commit", Cookie=cookie)
+    form = {"mark": mark_of(page.text), "reason": "because"}
 
-    def decided(**fields: str) -> int:
-        return ask(url, "/console/decide", {**form, **fields}, Cookie=cookie).status
+    def decided(action: str = "commit", **fields: str) -> int:
+        return ask(url, path + action, {**form, **fields}, Cookie=cookie).status
 
     assert decided(stage="do") == 428
     assert decided(stage="do", version="1") == 428
-    said = ask(url, "/console/decide", {**form, "stage": "look"}, Cookie=cookie)
+    said = ask(url, f"{path}commit", {**form, "stage": "look"}, Cookie=cookie)
     found = re.search(r'name="version" value="(\d+)"', said.text)
     assert found is not None
     assert decided(stage="do", version=found[1], action="rollback") == 428

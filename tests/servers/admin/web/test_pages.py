@@ -9,8 +9,10 @@ from playwright.sync_api import expect
 from dtx.client import XaFlag, Xid
 from tests.servers.admin.test_orders import stuck
 from tests.support.browser import Browser, Visitor
+from tests.support.client import connected
 from tests.support.crash import PERSISTENT, Stage, StandaloneStage, work
 from tests.support.npm import AXE, with_package
+from tests.support.operator import Operator
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitNode
 from tests.support.service import ADMIN
@@ -185,6 +187,33 @@ def test_orders_work_without_any_script(site: StandaloneStage, people: None, bro
     assert site.states()[xid] == "heuristic"
     olga.page.reload()
     assert "The answer is xa-heurcom" not in olga.text(), "the answer is shown once"
+
+
+def test_orders_reach_a_virtual_host_with_line_ends(postgres: PostgresServer, browser: Browser) -> None:
+    """Browsers change line ends in fields, so the virtual host is in the address of each form."""
+    one, other = Xid(7, b"one", b"b"), Xid(7, b"other", b"b")
+    with StandaloneStage(postgres, options=ADMIN) as stage:
+        assert Operator(stage.service.admin_url).ask("PUT", "/api/vhosts/a%0Ab").status == 201
+        with connected(stage.service.url(vhost="a\nb")) as connection:
+            channel = connection.channel()
+            channel.queue_declare("out", durable=True)
+            for xid in (one, other):
+                work(channel, publish={"out": [b"x"]}, xid=xid)[0].prepare(xid)
+        guest = browser.visitor(stage.service.admin_url, scripts=False)
+        guest.enter("guest", "guest", "branches?vhost=a%0Ab")
+        guest.follow("one/b")
+        guest.follow("Roll back heuristically")
+        guest.page.get_by_label("Reason").fill(REASON)
+        guest.follow("Dry run", "button")
+        guest.follow("Roll back heuristically", "button")
+        assert "The answer is xa-heurrb" in guest.text()
+        guest.open("branches?vhost=a%0Ab&state=prepared")
+        guest.follow("Decide about all matching branches")
+        guest.page.get_by_label("Reason").fill(REASON)
+        guest.follow("Dry run", "button")
+        guest.follow("Roll back 1 branch heuristically", "button")
+        assert "1 of 1 done" in guest.text()
+        assert stage.states() == {one: "heuristic", other: "heuristic"}
 
 
 def test_an_order_needs_a_reason_and_a_suitable_branch(tour: Tour, site: StandaloneStage) -> None:
