@@ -33,10 +33,9 @@ from dtx.admin.routes_rabbitmq_changes import (
     RabbitForm,
     TopicPermissionBody,
     change,
-    known_tags,
     stored_hash,
 )
-from dtx.auth.roles import OperatorRole
+from dtx.auth.roles import OperatorRole, split_tags
 from dtx.auth.users import AccountEditor
 from dtx.store.slices import advance, finish
 from dtx.wire.amqp09 import methods
@@ -107,7 +106,7 @@ class _Definitions(RabbitForm):
     bindings: list[_Binding] = Field(default_factory=list)
 
 
-_KINDS: Final[dict[str, type[RabbitForm]]] = {
+KINDS: Final[dict[str, type[RabbitForm]]] = {
     "users": _User,
     "vhosts": _Vhost,
     "permissions": _Permission,
@@ -116,6 +115,7 @@ _KINDS: Final[dict[str, type[RabbitForm]]] = {
     "queues": _Queue,
     "bindings": _Binding,
 }
+"""The lists that are imported."""
 
 
 # -- export
@@ -253,7 +253,7 @@ def _elements(text: str) -> Iterator[tuple[str, Any]]:
                 if text[at : at + 1] != "]":
                     at = _after(text, at, ",")
             at = _after(text, at + 1)
-        elif name in _KINDS:
+        elif name in KINDS:
             raise _malformed(f"{name} is no list")
         else:
             _, at = _value(text, at)
@@ -267,13 +267,13 @@ async def _parsed(request: Request) -> _Definitions:
         text = (await request.body()).decode()
     except UnicodeDecodeError:
         raise _malformed("they are not UTF-8") from None
-    found: dict[str, list[Any]] = {name: [] for name in _KINDS}
+    found: dict[str, list[Any]] = {name: [] for name in KINDS}
 
     def parse() -> Iterator[None]:
         for name, value in _elements(text):
-            if name in _KINDS:
+            if name in KINDS:
                 try:
-                    found[name].append(_KINDS[name].model_validate(value))
+                    found[name].append(KINDS[name].model_validate(value))
                 except ValidationError as error:
                     first = error.errors()[0]
                     place = ".".join(map(str, (name, len(found[name]), *first["loc"])))
@@ -331,7 +331,7 @@ def _edit(editor: AccountEditor, found: _Definitions) -> None:
             editor.add_vhost(vhost.name)
     for user in found.users:
         stored = stored_hash(user.name, user.password_hash, user.hashing_algorithm)
-        editor.put_user(user.name, stored, known_tags(user.tags))
+        editor.put_user(user.name, stored, split_tags(user.tags)[0])
     for given in found.permissions:
         editor.grant(given.user, given.vhost, configure=given.configure, write=given.write, read=given.read)
     for topic in found.topic_permissions:

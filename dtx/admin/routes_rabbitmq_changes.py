@@ -35,7 +35,7 @@ from dtx.admin.routes_rabbitmq import (
 )
 from dtx.admin.safe_text import exact_name
 from dtx.auth.passwords import imported_hash
-from dtx.auth.roles import TAGS, OperatorRole
+from dtx.auth.roles import OperatorRole, split_tags
 from dtx.auth.users import AccountEditor
 from dtx.log.changes import BindingRow, DestinationKind
 from dtx.store.postgres.arguments import in_order
@@ -520,12 +520,6 @@ async def remove_vhost(view: Seen, name: NamePlace) -> Response:
     )
 
 
-def known_tags(tags: str | list[str]) -> list[str]:
-    """The tags that dtx has."""
-    given = tags.split(",") if isinstance(tags, str) else tags
-    return sorted({tag.strip() for tag in given} & {*map(str, TAGS)})
-
-
 def stored_hash(user: str, given: str, algorithm: str) -> str:
     """See :func:`~dtx.auth.passwords.imported_hash`. Raises Problem 400."""
     try:
@@ -537,7 +531,7 @@ def stored_hash(user: str, given: str, algorithm: str) -> str:
 @router.put("/users/{user}", responses=_MADE, status_code=HTTPStatus.CREATED)
 async def put_user(view: Seen, user: UserPlace, body: UserBody) -> Response:
     """Create a user, or change its password and tags. Tags that dtx does not have are left out."""
-    tags, password = known_tags(body.tags), (body.password or "").encode()
+    (tags, _), password = split_tags(body.tags), (body.password or "").encode()
     there = user in view.users.users
 
     def edit(editor: AccountEditor) -> None:

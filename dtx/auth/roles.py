@@ -1,5 +1,6 @@
 """Roles and tags, and their permissions. This module imports no tables, so that the command line is parsed fast."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
@@ -35,3 +36,14 @@ TAGS: Final = {
     Tag.IMPERSONATOR: (None, "publish messages with the user-id of another user"),
 }
 """For each tag the role of its users in the operators' API, lowest first (``None`` for none); and its permissions."""
+
+
+def split_tags(given: str | Iterable[str]) -> tuple[list[str], list[str]]:
+    """The tags that dtx has, and the others.
+
+    Args:
+        given: one by one, or as text with commas between them, as in RabbitMQ.
+    """
+    names = {tag.strip() for tag in (given.split(",") if isinstance(given, str) else given)} - {""}
+    known = {*map(str, TAGS)}
+    return sorted(names & known), sorted(names - known)

@@ -46,6 +46,8 @@ The token for an API is the first of:
   --database                  the command creates a temporary token in the database
   the terminal                the command asks for the token
 """
+_WHERE: Final = ". Name the --admin-listen of a dtx that runs"
+"""The hint if the API of --api does not answer."""
 _END_CERTIFICATE: Final = "-----END CERTIFICATE-----"
 
 
@@ -160,7 +162,7 @@ def reach(settings: Settings, access: ApiAccess, *, orders: bool, make: bool = F
     """
     with ExitStack() as stack:
         if access.api is not None:
-            remote = Remote(access.api, lambda: _token(settings, access, stack), ca=access.trusted())
+            remote = Remote(access.api, lambda: _token(settings, access, stack), ca=access.trusted(), hint=_WHERE)
             yield stack.enter_context(remote)
             return
         url = stack.enter_context(database_at_hand(settings, make=make))

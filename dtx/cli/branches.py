@@ -16,12 +16,12 @@ from rich.text import Text
 
 from dtx.admin.branch_filter import FilterForm
 from dtx.admin.message_properties import decode_properties
-from dtx.admin.safe_text import exact_name, human_duration, human_size, iso_time, json_line, name_text, preview, safe
+from dtx.admin.safe_text import exact_name, human_duration, human_size, iso_time, name_text, preview, safe
 from dtx.cli.access import HOW, ApiAccess, reach, with_access
 from dtx.cli.database import database_at_hand
 from dtx.cli.errors import CommandError, Exit
 from dtx.cli.options import ABOUT_FILTER, DATABASE_SETTINGS, SettingsCommand, with_filter, with_settings
-from dtx.cli.output import MOST_ROWS, Column, Listing, Row, show_table, with_listing
+from dtx.cli.output import MOST_ROWS, Column, Listing, Row, shortened, show_table, with_form, with_listing
 from dtx.config import Settings
 from dtx.log.pages import CopyCounts, InDoubt, JournalRow, copies_of, history, in_doubt, totals
 from dtx.log.reader import Detail, LoggedDecision, LogReader
@@ -31,8 +31,6 @@ from dtx.xa.xid import Xid
 
 _PAGE: Final = 1000
 _NAMES_SHOWN: Final = 5
-_XID_SHOWN: Final = 76
-"""Characters of an xid in a table: enough for an xid of two UUIDs, so that most can be copied to another command."""
 
 _LIST_EPILOG: Final = (
     """\b
@@ -47,8 +45,8 @@ Examples:
 """
     + ABOUT_FILTER
     + """
-Tables cut long xids; --output wide shows them whole. An empty list is no error. Without --api the list is read from the
-database, whether a dtx serves or not.
+Tables cut long xids and names; --output wide shows them whole. An empty list is no error. Without --api the list is
+read from the database, whether a dtx serves or not.
 
 """
     + HOW
@@ -88,16 +86,11 @@ def branches(settings: Settings, wanted: dict[str, Any], access: ApiAccess, limi
 
 def xid_text(xid: Xid, *, whole: bool = True) -> Text:
     """The xid in the form that commands take, and its readable form if it has one; long ones cut unless *whole*."""
-    text = Text(_cut(str(xid), whole=whole))
+    cut: Callable[[str], str] = str if whole else shortened
+    text = Text(cut(str(xid)))
     if xid.readable is not None:
-        text.append(f" {_cut(xid.readable, whole=whole)}", style="dim")
+        text.append(f" {cut(xid.readable)}", style="dim")
     return text
-
-
-def _cut(text: str, *, whole: bool) -> str:
-    """*text* without its middle: the end of an xid tells the branches of a transaction apart."""
-    half = _XID_SHOWN // 2
-    return text if whole or len(text) <= _XID_SHOWN else f"{text[:half]}…{text[-half + 1 :]}"
 
 
 def _list(
@@ -108,7 +101,7 @@ def _list(
     *,
     filtered: bool,
 ) -> None:
-    columns = (Column("xid", cell=lambda row: xid_text(Xid.parse(row["xid"]), whole=listing.wide)), *_COLUMNS)
+    columns = _columns(whole=listing.wide)
 
     def lines(found: Iterable[Row]) -> Iterator[str]:
         rest = iter(found)
@@ -134,34 +127,36 @@ def _counted(rows: Iterable[Row]) -> list[tuple[str, int, int]]:
     return [(state, number, stuck[state]) for state, number in sorted(states.items())]
 
 
-def _names(field: str) -> Column:
+def _names(field: str, cut: Callable[[str], str]) -> Column:
     def cell(row: Row) -> str:
-        shown = [safe(name) or "(default)" for name in islice(row[field], _NAMES_SHOWN)]
+        shown = [cut(safe(name)) or "(default)" for name in islice(row[field], _NAMES_SHOWN)]
         more = len(row[field]) - len(shown)
         return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
     return Column(field, cell=cell)
 
 
-_COLUMNS: Final = (
-    Column("vhost"),
-    Column("state", cell=lambda row: f"{row['state']} ({row['outcome']})" if row["outcome"] else row["state"]),
-    Column("owner"),
-    Column("age", cell=lambda row: human_duration(max(row["age"], 0)), number=True),
-    Column("messages", number=True),
-    Column("bytes", cell=lambda row: human_size(row["bytes"]), number=True),
-    *map(_names, ("queues", "destinations", "exchanges")),
-    Column("started", "started_at", wide=True),
-    Column("prepared", "prepared_at", wide=True),
-    Column("stuck", cell=lambda row: Text(safe(row["stuck"] or ""), style="red")),
-)
-"""Those after the xid."""
+def _columns(*, whole: bool) -> tuple[Column, ...]:
+    cut: Callable[[str], str] = str if whole else shortened
+    return (
+        Column("xid", cell=lambda row: xid_text(Xid.parse(row["xid"]), whole=whole)),
+        Column("vhost", cut=True),
+        Column("state", cell=lambda row: f"{row['state']} ({row['outcome']})" if row["outcome"] else row["state"]),
+        Column("owner", cut=True),
+        Column("age", cell=lambda row: human_duration(max(row["age"], 0)), number=True),
+        Column("messages", number=True),
+        Column("bytes", cell=lambda row: human_size(row["bytes"]), number=True),
+        *(_names(field, cut) for field in ("queues", "destinations", "exchanges")),
+        Column("started", "started_at", wide=True),
+        Column("prepared", "prepared_at", wide=True),
+        Column("stuck", cell=lambda row: Text(safe(row["stuck"] or ""), style="red")),
+    )
 
 
 _SHOW_EPILOG: Final = """\b
 Examples:
   dtx show 1:6774:62
-  dtx show 1:6774:62 --vhost orders --json
+  dtx show 1:6774:62 --vhost orders --output yaml
 
 An xid is written format:gtrid-hex:bqual-hex, as 'dtx branches' prints it. The same xid may exist in several virtual
 hosts; all are shown. The exit code is 1 if neither the log nor the journal has it.
@@ -174,14 +169,14 @@ hosts; all are shown. The exit code is 1 if neither the log nor the journal has 
 @click.option("--vhost", metavar="VHOST", help="Only in this virtual host.")
 @click.option(
     "--messages", "limit", type=click.IntRange(min=0), default=50, metavar="NUMBER",
-    help="Show at most this many messages of a branch; default 50. JSON has all.",
+    help="Show at most this many messages of a branch; default 50. JSON and YAML have all.",
 )  # fmt: skip
 @click.option(
     "--preview", "length", type=click.IntRange(min=8, max=100_000), default=120, metavar="CHARACTERS",
     help="Length of the preview of each body; default 120.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line for each virtual host, for programs.")
-def show(settings: Settings, xid: str, vhost: str | None, limit: int, length: int, as_json: bool) -> int:
+@with_form
+def show(settings: Settings, xid: str, vhost: str | None, limit: int, length: int, listing: Listing) -> int:
     """Show the branch, its messages and its whole history: its present state from the log, its events from the journal.
 
     Control characters in properties and bodies are escaped, so that they cannot affect the terminal.
@@ -201,15 +196,16 @@ def show(settings: Settings, xid: str, vhost: str | None, limit: int, length: in
     hosts = sorted(details.keys() | lines.keys())
     if not hosts:
         raise CommandError(Exit.FAILED, f"nothing is known about {wanted}: it is neither in the log nor in the journal")
-    for host in hosts:
-        if as_json:
-            _show_json(settings.rm, wanted, host, details.get(host), lines[host], copies, length)
-        else:
+    if listing.for_people:
+        for host in hosts:
             _show_text(wanted, host, details.get(host), lines[host], copies, limit, length)
+    else:
+        values = (_value(settings.rm, wanted, host, details.get(host), lines[host], copies, length) for host in hosts)
+        listing.show(lambda: values, (), "")
     return Exit.OK
 
 
-def _show_json(
+def _value(
     rm: str,
     xid: Xid,
     vhost: str,
@@ -217,8 +213,8 @@ def _show_json(
     lines: list[JournalRow],
     copies: Mapping[UUID, CopyCounts],
     length: int,
-) -> None:
-    value = {
+) -> dict[str, object]:
+    return {
         **xid_value(xid),
         "rm": rm,
         "vhost": vhost,
@@ -229,7 +225,6 @@ def _show_json(
             for branch_id, counts in _of_these(copies, detail, lines)
         ],
     }
-    click.echo(json_line(value))
 
 
 def _of_these(

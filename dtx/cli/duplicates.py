@@ -9,7 +9,7 @@ from dtx.admin.safe_text import safe
 from dtx.cli.access import HOW, ApiAccess, reach, with_access
 from dtx.cli.errors import Exit
 from dtx.cli.options import ADMIN_SETTINGS, DATABASE_SETTINGS, SettingsCommand, Subcommands, with_settings
-from dtx.cli.output import Column, Listing, with_listing
+from dtx.cli.output import Column, Listing, name_columns, with_listing
 from dtx.config import Settings
 
 _EPILOG: Final = (
@@ -26,7 +26,8 @@ dtx keeps a copy for --duplicate-window. Its ID is the message's header x-dtx-pu
 
 _COLUMNS: Final = (
     Column("time", "at"),
-    *map(Column, ("id", "vhost", "queue", "exchange", "routing key")),
+    Column("id"),
+    *name_columns("vhost", "queue", "exchange", "routing key"),
     Column("bytes", number=True),
 )
 

@@ -19,9 +19,10 @@ import click
 from rich.text import Text
 
 from dtx.admin.safe_text import human_duration, human_size, preview, safe
-from dtx.auth.roles import TAGS
+from dtx.auth.roles import split_tags
 from dtx.cli.access import ApiAccess, reach, with_access
 from dtx.cli.api_client import Api, Remote, RequestRefused
+from dtx.cli.database import database_url
 from dtx.cli.errors import CommandError, Exit
 from dtx.cli.files import written
 from dtx.cli.options import ADMIN_SETTINGS, DATABASE_SETTINGS, SettingsCommand, Subcommands, with_options, with_settings
@@ -30,6 +31,7 @@ from dtx.cli.output import (
     Listing,
     Row,
     field_of,
+    name_columns,
     table_lines,
     with_form,
     with_listing,
@@ -103,8 +105,8 @@ def _body(row: Row) -> str:
 
 _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
     "queues": (
-        Column("queue", "name"),
-        Column("vhost"),
+        Column("queue", "name", cut=True),
+        Column("vhost", cut=True),
         Column("type"),
         Column("ready", "messages_ready", number=True),
         Column("unacked", "messages_unacknowledged", number=True),
@@ -116,33 +118,36 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         *(Column(name, wide=True) for name in ("durable", "auto delete", "exclusive", "arguments")),
     ),
     "exchanges": (
-        Column("exchange", "name", lambda row: safe(row["name"]) or "(default)"),
-        *map(Column, ("vhost", "type", "durable", "internal")),
+        Column("exchange", "name", lambda row: safe(row["name"]) or "(default)", cut=True),
+        Column("vhost", cut=True),
+        *map(Column, ("type", "durable", "internal")),
         *(Column(name, wide=True) for name in ("auto delete", "arguments")),
     ),
     "connections": (
         Column("connection", "name"),
-        *map(Column, ("user", "vhost", "state")),
+        *name_columns("user", "vhost"),
+        Column("state"),
         Column("channels", number=True),
         Column("from/s", "recv_oct_details.rate", lambda row: _traffic(row, "recv_oct"), number=True),
         Column("to/s", "send_oct_details.rate", lambda row: _traffic(row, "send_oct"), number=True),
         Column("TLS", "ssl"),
         Column("age", "connected_at", lambda row: human_duration(max(0, time.time() - row["connected_at"] / 1000))),
         Column("client", "client_properties.product", _product),
-        Column("name", "client_properties.connection_name"),
+        Column("name", "client_properties.connection_name", cut=True),
         Column("protocol", wide=True),
         Column("login", "auth_mechanism", wide=True),
         Column("heartbeat", "timeout", number=True, wide=True),
     ),
     "bindings": (
-        Column("from", "source", lambda row: safe(row["source"]) or "(default)"),
-        Column("to", "destination", lambda row: f"{row['destination_type']} {safe(row['destination'])}"),
-        *map(Column, ("routing key", "arguments")),
+        Column("from", "source", lambda row: safe(row["source"]) or "(default)", cut=True),
+        Column("to", "destination", lambda row: f"{row['destination_type']} {safe(row['destination'])}", cut=True),
+        Column("routing key", cut=True),
+        Column("arguments"),
     ),
     "consumers": (
-        Column("consumer", "consumer_tag"),
+        Column("consumer", "consumer_tag", cut=True),
         Column("channel", "channel_details.name"),
-        Column("user", "channel_details.user"),
+        Column("user", "channel_details.user", cut=True),
         Column("prefetch", "prefetch_count", number=True),
         *map(Column, ("ack required", "active")),
     ),
@@ -154,7 +159,7 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         *map(Column, ("confirm", "transactional")),
     ),
     "messages": (
-        *map(Column, ("exchange", "routing key")),
+        *name_columns("exchange", "routing key"),
         Column("bytes", "payload_bytes", lambda row: human_size(row["payload_bytes"]), number=True),
         *map(Column, ("redelivered", "properties")),
         Column("body", "payload", _body),
@@ -168,6 +173,13 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
 @contextmanager
 def _broker(settings: Settings, access: ApiAccess) -> Iterator[Api]:
     """The API of a dtx that runs: queues are there only while it does."""
+    if access.api is None:
+        from dtx.embedded.postgres import EmbeddedPostgresError
+
+        try:
+            database_url(settings)
+        except EmbeddedPostgresError as error:
+            raise CommandError(Exit.DATABASE, f"{error}; or name its API with --api") from None
     with reach(settings, access, orders=True) as api:
         if not isinstance(api, Remote):
             raise CommandError(Exit.FAILED, "no dtx is active: start 'dtx serve', or name its API with --api")
@@ -491,9 +503,6 @@ def close_connection(api: Api, name: str) -> str:
 
 # -- definitions
 
-_IMPORTED: Final = frozenset(
-    {"users", "vhosts", "permissions", "topic_permissions", "exchanges", "queues", "bindings"}
-)  # fmt: skip
 _only = click.option("--vhost", metavar="VHOST", help="Only this virtual host, without users.")
 
 
@@ -545,14 +554,15 @@ def import_definitions(api: Api, file: BinaryIO, vhost: str | None) -> str:
 
 def _left_out(document: dict[str, Any]) -> list[str]:
     """What the import ignores, for people."""
+    from dtx.admin.rabbitmq_definitions import KINDS
+
     found = [
         f"{len(rows)} {kind.replace('_', ' ')}"
         for kind, rows in document.items()
-        if isinstance(rows, list) and rows and kind not in _IMPORTED
+        if isinstance(rows, list) and rows and kind not in KINDS
     ]
     for user in document.get("users", ()):
-        tags = user.get("tags", ())
-        unknown = {tag.strip() for tag in (tags.split(",") if isinstance(tags, str) else tags)} - {"", *map(str, TAGS)}
+        _, unknown = split_tags(user.get("tags", ()))
         if unknown:
-            found.append(f"tags {', '.join(sorted(map(safe, unknown)))} of user {safe(user['name'])}")
+            found.append(f"tags {', '.join(map(safe, unknown))} of user {safe(user['name'])}")
     return found

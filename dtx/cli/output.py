@@ -28,6 +28,8 @@ _WIDTH_OF_A_FILE: Final = 1000
 """Columns where stdout is no terminal, so that lines in a pipe are not folded."""
 _PLAIN: Final = re.compile(r"(?!(?i:true|false|null|yes|no|on|off|[yn])$)[A-Za-z][A-Za-z0-9_.-]*", re.ASCII)
 """Strings that YAML reads as strings without quotes."""
+_LONGEST: Final = 76
+"""Characters of a long xid or name in a table: enough for an xid of two UUIDs."""
 _LONGEST_KEY: Final = 1024
 """Characters of a key before ``:``; YAML wants longer ones after ``?``."""
 
@@ -56,6 +58,7 @@ class Column(NamedTuple):
         cell: the text of a row, escaped; the default is the value of *field*.
         number: whether it is aligned to the right.
         wide: whether it is only in wide tables.
+        cut: whether its text is cut in tables that are not wide.
     """
 
     name: str
@@ -63,15 +66,28 @@ class Column(NamedTuple):
     cell: "Callable[[Row], str | Text] | None" = None
     number: bool = False
     wide: bool = False
+    cut: bool = False
 
     @property
     def key(self) -> str:
         """The field to sort by."""
         return self.field or self.name.replace(" ", "_")
 
-    def text(self, row: Row) -> "str | Text":
+    def text(self, row: Row, *, whole: bool = True) -> "str | Text":
         """The cell of *row*."""
-        return cell_text(field_of(row, self.key)) if self.cell is None else self.cell(row)
+        found = cell_text(field_of(row, self.key)) if self.cell is None else self.cell(row)
+        return shortened(found) if self.cut and not whole and isinstance(found, str) else found
+
+
+def name_columns(*headings: str) -> Iterator[Column]:
+    """Columns of names that clients choose, which may be long."""
+    return (Column(heading, cut=True) for heading in headings)
+
+
+def shortened(text: str) -> str:
+    """*text* without its middle if it is long: the ends of xids and names tell them apart."""
+    half = _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[:half]}…{text[-half + 1 :]}"
 
 
 def field_of(row: Row, key: str) -> Any:
@@ -105,7 +121,7 @@ class Listing:
 
     @property
     def wide(self) -> bool:
-        """Whether tables have all columns, and whole xids."""
+        """Whether tables have all columns, and whole xids and names."""
         return self.form == "wide"
 
     @property
@@ -165,7 +181,7 @@ class Listing:
         shown = [column for column in columns if self.wide or not column.wide]
         yield from table_lines(
             [column.name for column in shown],
-            ([column.text(row) for column in shown] for row in islice(rest, MOST_ROWS)),
+            ([column.text(row, whole=self.wide) for column in shown] for row in islice(rest, MOST_ROWS)),
             numbers=[column.name for column in shown if column.number],
         )
         if more := sum(1 for _ in rest):
@@ -225,7 +241,7 @@ def with_form(function: _Function) -> _Function:
     command: _Function = with_options(
         click.option(
             "--output", "form", type=click.Choice(["table", "wide", "json", "yaml"]), default="table",
-            show_default=True, help="wide: all columns, and whole xids; json: one object a line.",
+            show_default=True, help="wide: all columns, and whole xids and names; json: one object a line.",
         ),
         click.option("--json", "as_json", is_flag=True, help="The same as --output json."),
     )(run)  # fmt: skip
@@ -280,12 +296,6 @@ def _yaml_scalar(value: object) -> str:
         return value
     text = json.dumps(value, ensure_ascii=False)
     return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in text)
-
-
-def print_lines(found: Iterable[Mapping[str, object]]) -> None:
-    """Print one JSON object a line."""
-    for each in found:
-        click.echo(json_line(each))
 
 
 def show_table(

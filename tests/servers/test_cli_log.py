@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+import yaml
 
 from dtx.admin.safe_text import iso_time
 from dtx.cli import run
@@ -291,6 +292,11 @@ def test_show_as_json_has_everything(three: Command) -> None:
     assert operator["in_log"]["decision"] == {
         "outcome": "rolled-back", "actor": "op", "reason": "lost tm", "at": iso_time(NOW + 5),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("xid", [str(BINARY), "5:68:"])
+def test_show_as_yaml_has_the_same_as_json(three: Command, xid: str) -> None:
+    assert yaml.safe_load(three("show", xid, "--output", "yaml").out) == three("show", xid, "--json").objects
 
 
 def test_show_counts_messages_sent_again_also_after_the_end(dtx: Command) -> None:

@@ -1,6 +1,7 @@
 """The command ``dtx doctor``."""
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -8,10 +9,26 @@ from dtx.admin.safe_text import safe
 from dtx.cli.doctor import DoctorCheck, Status, failed, warning
 from dtx.cli.errors import Exit, explain
 from dtx.cli.options import BROKER_SETTINGS, DATABASE_SETTINGS, SettingsCommand, with_settings
-from dtx.cli.output import print_lines, show_table
+from dtx.cli.output import Column, Listing, Row, with_form
 from dtx.config import Settings
 
-_STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILED: "bold red"}
+if TYPE_CHECKING:
+    from rich.text import Text
+
+_STYLES: Final = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILED: "bold red"}
+
+
+def _status(row: Row) -> "Text":
+    from rich.text import Text
+
+    return Text(row["status"], style=_STYLES[Status(row["status"])])
+
+
+_COLUMNS: Final = (
+    Column("status", cell=_status),
+    Column("check"),
+    Column("sentence", cell=lambda row: row["sentence"]),
+)
 _EPILOG = """\b
 Examples:
   dtx doctor
@@ -25,23 +42,16 @@ The exit code is 1 if a check failed, else 0; warnings do not count."""
     "listen", "tls_cert", "tls_key", "admin_listen", "no_admin", "admin_tls_cert", "admin_tls_key", "admin_proxy",
     *BROKER_SETTINGS, *DATABASE_SETTINGS, "unsafe", "coordinator", "lease_ttl", "upstream_heartbeat",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line: check, status, sentence.")
-def doctor(settings: Settings, as_json: bool) -> int:
+@with_form
+def doctor(settings: Settings, listing: Listing) -> int:
     """Check the database, the broker and dtx's permissions there, and say what to fix.
 
     Give it the settings of 'dtx serve'. Without --broker it checks the users and messages of dtx itself. It changes
     nothing, and can run while dtx serves.
     """
     checks = list(run_checks(settings))
-    if as_json:
-        print_lines({"check": check.name, "status": check.status, "sentence": check.sentence} for check in checks)
-    else:
-        from rich.text import Text
-
-        rows: Iterator[list[str | Text]] = (
-            [Text(check.status, style=_STYLES[check.status]), check.name, check.sentence] for check in checks
-        )
-        show_table(("", "check", ""), rows)
+    rows = [{"check": check.name, "status": str(check.status), "sentence": check.sentence} for check in checks]
+    listing.show(lambda: rows, _COLUMNS, "")
     return Exit.FAILED if any(check.status is Status.FAILED for check in checks) else Exit.OK
 
 

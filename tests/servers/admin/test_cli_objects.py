@@ -186,6 +186,15 @@ def test_commands_find_the_active_dtx_by_its_lease(alone: StandaloneStage) -> No
     assert done.stderr == "dtx: no dtx is active: start 'dtx serve', or name its API with --api\n"
 
 
+def test_without_a_dtx_each_way_to_one_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DTX_DATA_DIR", str(tmp_path))
+    assert run(["queue", "list"]) == 3
+    ways = "start it, or name its --data-dir, or --database; or name its API with --api"
+    assert capsys.readouterr().err == f"dtx: no dtx with an embedded PostgreSQL is running on {tmp_path}: {ways}\n"
+
+
 @pytest.mark.parametrize("scene", ["alongside"], indirect=True)
 @pytest.mark.parametrize("words", [("queue", "list"), ("exchange", "remove", "x"), ("definitions", "export")], ids=str)
 def test_alongside_a_broker_its_own_tools_are_named(

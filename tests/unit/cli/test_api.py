@@ -143,7 +143,8 @@ def test_an_unreachable_api_is_reported_with_the_reason(capsys: pytest.CaptureFi
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     assert run(["audit", "--api", url, "--token-file", __file__]) == 1
-    assert f"the API at {url} does not answer: [Errno 111] Connection refused" in capsys.readouterr().err
+    said = f"the API at {url} does not answer: [Errno 111] Connection refused. Name the --admin-listen of a dtx"
+    assert said in capsys.readouterr().err
 
 
 def test_an_export_that_breaks_off_leaves_no_half_message(

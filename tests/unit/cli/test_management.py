@@ -177,6 +177,22 @@ def test_messages_cannot_be_viewed_again_and_again(server: Server, capsys: pytes
     assert run(["queue", "peek", "q", "--sort", "bytes"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "row"),
+    [
+        (["queue", "list"], {"name": "q" * 255, "vhost": "/", "messages": 0}),
+        (["exchange", "list"], {"name": "q" * 255, "vhost": "/", "durable": True}),
+    ],
+)
+def test_long_names_in_lists_are_cut_unless_wide(
+    server: Server, capsys: pytest.CaptureFixture[str], words: list[str], row: dict[str, object]
+) -> None:
+    server.answer = (200, {}, json.dumps([row]).encode())
+    for form, letters in (("table", 75), ("wide", 255)):
+        assert run([*words, "--output", form]) == 0
+        assert capsys.readouterr().out.splitlines()[1].count("q") == letters
+
+
 def test_a_long_product_of_a_client_is_cut(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     row = {"name": "c", "connected_at": 0, "client_properties": {"product": "p" * 5000, "version": "v" * 5000}}
     row |= {f"{way}_oct_details": {"rate": 1500.4} for way in ("recv", "send")}

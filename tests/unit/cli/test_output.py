@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtx.cli.branches import xid_text
-from dtx.cli.output import MOST_ROWS, Column, Listing, Row, yaml_lines
+from dtx.cli.output import MOST_ROWS, Column, Listing, Row, name_columns, yaml_lines
 from dtx.xa.xid import Xid
 
 ROWS: list[Row] = [
@@ -160,6 +160,13 @@ def test_a_watched_list_is_redrawn_within_the_window(monkeypatch: pytest.MonkeyP
     assert head.startswith("every 5s, at ")
     assert rows == ["queue", "b"]
     assert first.splitlines()[1:] == second.splitlines()[1:]
+
+
+@pytest.mark.parametrize(("form", "shown"), [("table", f"{'a' * 38}…{'b' * 37}"), ("wide", "a" * 50 + "b" * 50)])
+def test_a_long_name_is_cut_unless_it_is_wide(capsys: pytest.CaptureFixture[str], form: Any, shown: str) -> None:
+    names = [{"queue": "a" * 50 + "b" * 50}, {"queue": "c" * 76}]
+    Listing(form=form).show(lambda: names, tuple(name_columns("queue")), "")
+    assert capsys.readouterr().out.split() == ["queue", shown, "c" * 76]
 
 
 def test_a_long_xid_is_cut_unless_it_is_wide() -> None:
