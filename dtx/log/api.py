@@ -127,8 +127,11 @@ class TransactionLog(Protocol):
     async def read_archive(self, xid: Xid) -> list[ArchivedMessage]:
         """The undelivered messages of forgotten branches with *xid*, in order."""
 
-    async def load_copies(self) -> LoggedCopies:
-        """The replays, settlements and duplicates of this resource manager, without contents; for startup."""
+    async def load_copies(self, branch_ids: Collection[UUID] | None = None) -> LoggedCopies:
+        """The replays, settlements and duplicates of this resource manager, or of these branches, without contents."""
+
+    async def unended(self, branch_ids: Collection[UUID]) -> set[UUID]:
+        """Those of the branches that the log has now, whichever member they belong to."""
 
     async def read_duplicates(self, branch_ids: Collection[UUID]) -> list[Duplicate]:
         """The duplicates of messages of these branches with their contents, in order of branch id and position."""

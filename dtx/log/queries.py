@@ -293,20 +293,25 @@ ARCHIVED: Final = Query(
     .order_by(archive.c.at, archive.c.branch_id, archive.c.position)
 )
 KEPT: Final = Query(standalone_messages(_BRANCH_ID))
+_ANY_BRANCH: Final = any_(bindparam("branch_ids", None, type_=ARRAY(Uuid)))
+_UNENDED: Final = Query(select(branch.c.id).where(branch.c.rm == _RM, branch.c.id == _ANY_BRANCH))
 COPIES_AT_ONCE: Final = 10_000
 """Rows of copies in one result: a few megabytes."""
 
 
-def _copies(table: Table, keys: Sequence[str], more: Sequence[str], *conditions: ColumnElement[bool]) -> Query:
-    """Rows of *table* behind a row, in the order of the primary key."""
+def _copies(
+    table: Table, keys: Sequence[str], more: Sequence[str], *conditions: ColumnElement[bool]
+) -> tuple[Query, Query]:
+    """Rows of *table* behind a row, in the order of the primary key: of all branches, and of some."""
     key = tuple_(*(table.c[name] for name in keys))
     after = tuple_(*(_given(name, table.c[name]) for name in keys))
-    return Query(
+    rows = (
         select(*(table.c[name] for name in (*keys, *more)))
         .where(table.c.rm == _RM, key > after, *conditions)
         .order_by(*(table.c[name] for name in keys))
         .limit(bindparam("most", None, type_=Integer))
     )
+    return Query(rows), Query(rows.where(table.c.branch_id == _ANY_BRANCH))
 
 
 _REPLAY_KEY: Final = {"branch_id": UUID(int=0), "position": -1}
@@ -330,7 +335,7 @@ _DUPLICATES: Final = Query(
         duplicate.c.branch_id, duplicate.c.position, duplicate.c.vhost, duplicate.c.queue, duplicate.c.attempt,
         duplicate.c.exchange, duplicate.c.routing_key, duplicate.c.properties, duplicate.c.body,
     )
-    .where(duplicate.c.rm == _RM, duplicate.c.branch_id == any_(bindparam("branch_ids", None, type_=ARRAY(Uuid))))
+    .where(duplicate.c.rm == _RM, duplicate.c.branch_id == _ANY_BRANCH)
     .order_by(*(duplicate.c[name] for name in _DUPLICATE_KEY))
 )  # fmt: skip
 _EXCHANGES: Final = Query(
@@ -566,25 +571,36 @@ class LogQueries(ABC):
         rows = await self.fetch(ARCHIVED, format_id=xid.format_id, gtrid=xid.gtrid, bqual=xid.bqual)
         return [archived_message(row[:-2], row[-2], row[-1]) for row in rows]
 
-    async def load_copies(self) -> LoggedCopies:
+    async def load_copies(self, branch_ids: Collection[UUID] | None = None) -> LoggedCopies:
         """See :class:`dtx.log.api.TransactionLog`."""
+
+        def rows(queries: tuple[Query, Query], key: Mapping[str, Any]) -> AsyncIterator[tuple[Any, ...]]:
+            if branch_ids is None:
+                return self._copies(queries[0], key)
+            return self._copies(queries[1], key, branch_ids=list(branch_ids))
+
         replays = [
             (branch_id, Replay(position=position, exchange=exchange, routing_key=key, digest=digest))
-            async for branch_id, position, exchange, key, digest in self._copies(_REPLAYS, _REPLAY_KEY)
+            async for branch_id, position, exchange, key, digest in rows(_REPLAYS, _REPLAY_KEY)
         ]
-        settlements = [_settlement(row) async for row in self._copies(_SETTLEMENTS, _SETTLEMENT_KEY)]
-        suppressed = [_settlement(row) async for row in self._copies(_SUPPRESSED, _DUPLICATE_KEY)]
+        settlements = [_settlement(row) async for row in rows(_SETTLEMENTS, _SETTLEMENT_KEY)]
+        suppressed = [_settlement(row) async for row in rows(_SUPPRESSED, _DUPLICATE_KEY)]
         return LoggedCopies(replays=tuple(replays), settlements=tuple(settlements), suppressed=tuple(suppressed))
 
-    async def _copies(self, query: Query, key: Mapping[str, Any]) -> AsyncIterator[tuple[Any, ...]]:
+    async def _copies(self, query: Query, key: Mapping[str, Any], **given: object) -> AsyncIterator[tuple[Any, ...]]:
         after = dict(key)
         while True:
-            rows = await self.fetch(query, **after, most=COPIES_AT_ONCE)
+            rows = await self.fetch(query, **after, **given, most=COPIES_AT_ONCE)
             for row in rows:
                 yield row
             if len(rows) < COPIES_AT_ONCE:
                 return
             after = dict(zip(key, rows[-1], strict=False))
+
+    async def unended(self, branch_ids: Collection[UUID]) -> set[UUID]:
+        """See :class:`dtx.log.api.TransactionLog`."""
+        found = await self.fetch(_UNENDED, branch_ids=list(branch_ids)) if branch_ids else ()
+        return {branch_id for (branch_id,) in found}
 
     async def read_duplicates(self, branch_ids: Collection[UUID]) -> list[Duplicate]:
         """See :class:`dtx.log.api.TransactionLog`."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -216,3 +217,26 @@ async def test_without_the_lease_nothing_is_written(
     with pytest.raises(LeaseLost):
         await log.write(records[kind])
     assert await log.load_copies() == LoggedCopies()
+
+
+async def test_the_copies_of_some_branches_are_read_alone(log: MessageLog) -> None:
+    branch, other = a_branch(), a_branch()
+    for each in (branch, other):
+        await log.write(an_insert(each))
+        await log.write(a_commit(each, unit=a_unit(attempt=2), replays=(a_replay(),)))
+        await log.write(settled(a_settlement(each)))
+        await log.write(DuplicateWrite(duplicate=a_duplicate(each)))
+    found = await log.load_copies([branch.id, uuid4()])
+    assert found.replays == ((branch.id, a_replay()),)
+    assert found.settlements == (a_settlement(branch),)
+    assert [row.branch_id for row in found.suppressed] == [branch.id]
+    assert await log.load_copies([]) == LoggedCopies()
+
+
+async def test_the_log_knows_which_branches_have_not_ended(log: MessageLog) -> None:
+    branch, other = a_branch(), a_branch()
+    for each in (branch, other):
+        await log.write(an_insert(each))
+    await log.write(a_completion(other))
+    assert await log.unended([branch.id, other.id, uuid4()]) == {branch.id}
+    assert await log.unended([]) == set()

@@ -377,28 +377,37 @@ class MemoryLog:
         found = [message for rm, message in self.database.archive if rm == self._rm and message.xid == xid]
         return sorted(found, key=lambda message: (message.at, message.position))
 
-    async def load_copies(self) -> LoggedCopies:
-        """The replays, settlements and duplicates of this resource manager."""
+    async def load_copies(self, branch_ids: Collection[UUID] | None = None) -> LoggedCopies:
+        """The replays, settlements and duplicates of this resource manager, or of these branches."""
         self._require_reachable()
         database = self.database
+
+        def is_meant(rm: str, branch_id: UUID) -> bool:
+            return rm == self._rm and (branch_ids is None or branch_id in branch_ids)
+
         return LoggedCopies(
             replays=tuple(
                 (branch_id, replay)
                 for (branch_id, _), (rm, replay) in sorted(database.replays.items(), key=_key)
-                if rm == self._rm
+                if is_meant(rm, branch_id)
             ),
             settlements=tuple(
                 settlement
                 for key, (rm, settlement) in sorted(database.settlements.items(), key=_key)
-                if rm == self._rm
+                if is_meant(rm, key[0])
                 and (key[:2] in database.replays or key[0] in database.rows or settlement.attempt == MOVED)
             ),
             suppressed=tuple(
                 SettledCopy(branch_id=key[0], position=key[1], vhost=key[2], queue=key[3], attempt=key[4])
                 for key, (rm, _) in sorted(database.duplicates.items(), key=_key)
-                if rm == self._rm
+                if is_meant(rm, key[0])
             ),
         )
+
+    async def unended(self, branch_ids: Collection[UUID]) -> set[UUID]:
+        """Those of the branches that the log has."""
+        self._require_reachable()
+        return {each for each in branch_ids if each in self.database.rows and self.database.rows[each].rm == self._rm}
 
     async def read_duplicates(self, branch_ids: Collection[UUID]) -> list[Duplicate]:
         """The duplicates of messages of these branches."""

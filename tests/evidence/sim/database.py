@@ -436,12 +436,17 @@ class _SimQueries(LogQueries):
         await self.database.pause()
         return found
 
-    async def load_copies(self) -> LoggedCopies:
+    async def load_copies(self, branch_ids: Collection[UUID] | None = None) -> LoggedCopies:
         """Return replays, settlements and duplicates."""
         await self._go()
-        found = await self.database.tables.load_copies()
+        found = await self.database.tables.load_copies(branch_ids)
         await self.database.pause()
         return found
+
+    async def unended(self, branch_ids: Collection[UUID]) -> set[UUID]:
+        """Return those of the branches that the tables have."""
+        await self._go()
+        return await self.database.tables.unended(branch_ids)
 
     async def read_duplicates(self, branch_ids: Collection[UUID]) -> list[Duplicate]:
         """Return the duplicates of messages of these branches."""
