@@ -142,6 +142,8 @@ class Membership(Lease):
         """Whether branches that this member may have taken from others are not in its memory yet."""
         self._parameters |= {"address": address, "all": ALL_MEMBERS}
         self._in_contact_since: float | None = None
+        self._gaps = self._loaded = 0
+        """How often the lease began or had run out, and that number when this member had last loaded the log."""
         self._seen: frozenset[UUID] = frozenset()
         self._must_sweep = True
         """Whether there may be branches that belong to no member."""
@@ -151,7 +153,14 @@ class Membership(Lease):
         self._reader: psycopg.AsyncConnection | None = None
         self._watching: asyncio.Task[None] | None = None
 
+    @property
+    def is_current(self) -> bool:
+        """Whether this member knows all that others have told each other: it was a member all the time."""
+        return self.valid and self._loaded == self._gaps
+
     def _extend(self, asked: float) -> None:
+        if not self.valid:
+            self._gaps += 1
         super()._extend(asked)
         if self._in_contact_since is None:
             self._in_contact_since = asked
@@ -170,6 +179,7 @@ class Membership(Lease):
             await session.execute(_MAKE_PROOF, self._parameters | {"secret": token_bytes(32)})
         await self.adopt()
         await self.read()
+        self._loaded = self._gaps
 
     async def read(self) -> tuple[Member, ...]:
         """The other members now. Callers that wait for a read share the next one.
@@ -288,9 +298,11 @@ class Membership(Lease):
             self.is_adopting = True  # also if the outcome is not known: then they are loaded as well
             taken = await self.adopt(gone, dead)
             self._must_sweep = taken is None
-        if self.is_adopting:
+        gaps = self._gaps
+        if self.is_adopting or self._loaded != gaps:
             await adopted()
             self.is_adopting = False
+            self._loaded = gaps
 
     @property
     def _may_take(self) -> bool:

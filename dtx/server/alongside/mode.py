@@ -17,6 +17,7 @@ from dtx.server.amqp10.connection import Amqp10Limits as Limits10
 from dtx.server.amqp10.nodes import Home
 from dtx.server.limits import SessionLimits
 from dtx.server.listener import AcceptedConnection, NewSession
+from dtx.server.members.copies import MemberCopies
 from dtx.server.members.forwarding import Forwarding
 from dtx.server.members.server import PeerServer, PeerSession
 from dtx.store.rabbitmq.commit_connection import CommitSettings
@@ -132,9 +133,10 @@ async def open_alongside(
     if settings.replay == "auto":
         await _warn_without(management)
     loaded = asyncio.Event()  # before that, dtx does not know which receipts of its predecessor it needs
+    membership = log.membership
     copies = CopyRegister(
         log.write,
-        lambda: log.lease_valid,
+        (lambda: log.lease_valid) if membership is None else (lambda: membership.is_current),
         enabled=settings.duplicates == "suppress",
         window=settings.duplicate_window,
         replayed=metrics.messages_replayed.inc,
@@ -156,19 +158,18 @@ async def open_alongside(
     stack.push_async_callback(store.close)
     manager = BranchManager(log, store, limits, metrics)
     stack.push_async_callback(manager.close)
+    peers = None if membership is None else _join(settings, manager, copies, membership, stack)
     await manager.start()
     loaded.set()
     await manager.takings_decided(_TAKINGS)
-    peers = None
-    if log.membership is not None:
+    if membership is not None:
 
         async def adopted() -> None:
             copies.load(await log.load_copies())
             await manager.take_over()
 
-        peers = _join(settings, manager, log.membership, stack)
-        log.membership.watch(adopted)
-        stack.push_async_callback(log.membership.unwatch)
+        membership.watch(adopted)
+        stack.push_async_callback(membership.unwatch)
     limits_10 = Limits10.of(settings)
     session_limits = SessionLimits.of(settings)
 
@@ -187,7 +188,9 @@ async def open_alongside(
     return manager, new_session, store
 
 
-def _join(settings: Settings, manager: BranchManager, membership: Membership, stack: AsyncExitStack) -> PeerServer:
+def _join(
+    settings: Settings, manager: BranchManager, copies: CopyRegister, membership: Membership, stack: AsyncExitStack
+) -> PeerServer:
     """Let other members forward their requests here, and take over from them when they are gone."""
     tls = ssl.create_default_context(cafile=settings.tls_ca)
     if settings.tls_cert is not None:
@@ -202,6 +205,8 @@ def _join(settings: Settings, manager: BranchManager, membership: Membership, st
     stack.push_async_callback(peers.close)
     stack.push_async_callback(forwarding.close)
     manager.others = forwarding
+    copies.members = shared = MemberCopies(manager.log, copies, forwarding)
+    forwarding.on_copies = shared.handle
     return peers
 
 

@@ -181,7 +181,9 @@ class PlainDeliveries:
         """The broker gets channel.close next: it has the unsettled deliveries again, and dtx sends nothing more."""
         self._is_closing = True
         self._own.clear()
-        self.filter.end()
+        for key, frame in self.filter.end():
+            if key == methods.ChannelClose.KEY:  # both have closed it, and the broker waits for an answer
+                self._side.accept(key, frame, 0, len(frame))
 
     def _send_own(self) -> None:
         """Send the frames of dtx, if the client is inside neither a content nor the end of a transaction."""

@@ -11,7 +11,7 @@ branches. Without an answer in time the outcome is not known, and the answer is 
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Final
 from uuid import UUID
 
@@ -37,6 +37,9 @@ _FORWARDED: Final = frozenset(
     }
 )  # fmt: skip
 
+Answer = dict[str, Any] | PeerUnreachable | PeerLost | None
+"""The answer of a member, or why there is none; ``None`` if it does not have the branch."""
+
 
 class Forwarding:
     """Sends requests to the members that have their branches, and handles those of other members.
@@ -53,10 +56,24 @@ class Forwarding:
         self._membership = membership
         self._tls = tls
         self._clients: dict[UUID, PeerClient] = {}
+        self.on_copies: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]] | None = None
+        """Answers the others about second copies of messages."""
 
     async def close(self) -> None:
         """Close the connections to other members."""
         await asyncio.gather(*(client.close() for client in self._clients.values()))
+
+    async def ask_others(
+        self, request: Mapping[str, Any], seconds: float, but: Collection[UUID] = ()
+    ) -> list[tuple[Member, Answer]]:
+        """Send *request* to all members, except those in *but*. Returns each member with its answer.
+
+        Raises:
+            LogUnavailable: the members cannot be read.
+        """
+        others = [member for member in await self._members(None) if member.instance not in but]
+        answers = await asyncio.gather(*(self._ask(member, request, seconds) for member in others))
+        return list(zip(others, answers, strict=True))
 
     # -- requests of clients
 
@@ -126,10 +143,7 @@ class Forwarding:
                     await client.close()
         return [member for member in others if wanted is None or member.instance == wanted]
 
-    async def _ask(
-        self, member: Member, request: Mapping[str, Any], seconds: float
-    ) -> dict[str, Any] | PeerUnreachable | PeerLost | None:
-        """The answer of *member*, or why there is none; ``None`` if it does not have the branch."""
+    async def _ask(self, member: Member, request: Mapping[str, Any], seconds: float) -> Answer:
         client = self._clients.get(member.instance)
         try:
             if client is None:
@@ -160,6 +174,8 @@ class Forwarding:
         Raises:
             KeyError, ValueError, TypeError: it is malformed.
         """
+        if "copies" in request:
+            return _ELSEWHERE if self.on_copies is None else await self.on_copies(request["copies"])
         if "order" in request:
             return await self._handle_order(request["order"])
         operation = Operation(request["operation"])

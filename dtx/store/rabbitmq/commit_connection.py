@@ -693,7 +693,7 @@ class CommitConnection:
                     if again:
                         await finish(messages.find_replays(work, direction.kind, replays))
                     await phase.assign(unit, replays)
-                    self.settings.copies.replay(phase.branch_id, replays)
+                    await self.settings.copies.replay(phase.branch_id, replays)
                     is_recorded |= again
             except BaseException:
                 share.release()

@@ -7,6 +7,10 @@ even after a crash. While the branch of a message may still be sent again, its s
 the broker gets it. Most branches end before their messages are settled: then nothing is written. In every doubt, the
 copy is delivered.
 
+Several members share the queues. Each one records the settlements of messages whose branches another member has, as
+long as the log has these branches. All members know what is sent again before it is sent. And a member delivers such a
+message only after the others have said that no consumer of theirs has another copy of it (:class:`CopyMembers`).
+
 A message that an application published itself with the headers of another one is none of the copies. So exchange,
 routing key and body of all three must agree: of the message in the log, of the settled copy, and of the second copy.
 """
@@ -20,7 +24,7 @@ from enum import Enum, auto
 from typing import Final, NamedTuple, Protocol
 from uuid import UUID
 
-from dtx.log.api import LogConflict, LogUnavailable
+from dtx.log.api import LogConflict, LogError, LogUnavailable
 from dtx.log.records import (
     MOVED,
     Duplicate,
@@ -38,6 +42,8 @@ from dtx.telemetry import get_logger
 _log = get_logger(part="copies")
 _PATIENCE: Final = 0.05
 """Seconds that a settlement waits for the end of the branch, which makes a row in the log unnecessary."""
+_ANSWER: Final = 2.0
+"""Seconds in which the other members must say what they have delivered; otherwise the copy waits."""
 _RETRY: Final = 0.5
 """Seconds between two attempts to write a settlement while the log is away."""
 _UUID: Final = re.compile(rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -99,6 +105,29 @@ class CopyHolder(Protocol):
         """Whether the channel has ended: the broker has its unsettled deliveries again."""
 
 
+class CopyMembers(Protocol):
+    """The other members of the resource manager."""
+
+    def has_ended(self, branch: bytes) -> bool:
+        """Whether a branch of any member is known to have ended."""
+
+    def ended(self, branch: bytes) -> None:
+        """Note that a branch has ended."""
+
+    async def unended(self, branches: Collection[bytes]) -> Collection[bytes]:
+        """Those of *branches* that the log has now; the others have ended. All of them if it cannot be read."""
+
+    async def announce(self, branches: Collection[bytes]) -> None:
+        """Return when all members know what the log has about copies of these branches."""
+
+    async def is_out(self, copy: Copy) -> bool:
+        """Load what the log has about a copy. Returns whether a consumer of another member may have another one.
+
+        Raises:
+            LogUnavailable: a member does not answer, or the log does not.
+        """
+
+
 class CopyVerdict(Enum):
     """What to do with a delivery of a replayed message."""
 
@@ -155,6 +184,7 @@ class CopyRegister:
         self._on_suppressed = suppressed
         self._window = window
         self.enabled = enabled
+        self.members: CopyMembers | None = None
         self._open: dict[bytes, asyncio.Event] = {}
         """Branches whose messages may be sent again, with an event that is set at their end."""
         self._replayed: dict[bytes, dict[int, bytes]] = {}
@@ -192,19 +222,27 @@ class CopyRegister:
             if row.attempt == MOVED:
                 self._know(_name(row.branch_id), {row.position: row.digest})
         for row in logged.suppressed:
-            self._suppressed.setdefault(_name(row.branch_id), {})[_place(row), row.attempt] = False
+            self._suppressed.setdefault(_name(row.branch_id), {}).setdefault((_place(row), row.attempt), False)
 
     # -- branches
 
     @property
     def filters(self) -> bool:
         """Whether a delivery must be held until its header shows which message it is."""
-        return (bool(self._replayed or self._doubtful) and self.enabled) or bool(self.holding)
+        return (self.enabled and bool(self._replayed or self._doubtful or self._is_fenced)) or bool(self.holding)
+
+    @property
+    def _is_fenced(self) -> bool:
+        """Whether another member may have taken over from this one, and may send any message again."""
+        return self.members is not None and not self._is_active()
 
     @property
     def may_concern(self) -> bool:
         """Whether :meth:`concerns` may be true for any message."""
-        return self.enabled and (bool(self._open or self._replayed or self._doubtful) or not self._is_active())
+        is_shared = self.members is not None
+        return self.enabled and (
+            is_shared or bool(self._open or self._replayed or self._doubtful) or not self._is_active()
+        )
 
     def begin(self, branch_id: UUID) -> None:
         """The messages of a branch may become visible, and may be sent again until :meth:`end`."""
@@ -215,14 +253,18 @@ class CopyRegister:
         branch = _name(branch_id)
         if (event := self._open.pop(branch, None)) is not None:
             event.set()
+        if self.members is not None:
+            self.members.ended(branch)
         if branch not in self._replayed:
             self._settled.pop(branch, None)
 
-    def replay(self, branch_id: UUID, replays: Collection[Replay]) -> None:
-        """The log has *replays*: the messages are about to be sent again."""
+    async def replay(self, branch_id: UUID, replays: Collection[Replay]) -> None:
+        """The log has *replays*: the messages are about to be sent again. Returns when that may happen."""
         if replays:
             self._on_replayed(len(replays))
             self._add(branch_id, replays)
+            if self.members is not None:
+                await self.members.announce((_name(branch_id),))
 
     def _add(self, branch_id: UUID, replays: Iterable[Replay]) -> None:
         self._know(_name(branch_id), {replay.position: replay.digest for replay in replays})
@@ -248,15 +290,46 @@ class CopyRegister:
 
     def concerns(self, key: Key) -> bool:
         """Whether there is, or may come, another copy of a message."""
-        known = key.branch in self._open or key.branch in self._replayed or key in self._doubtful
-        return self.enabled and (known or not self._is_active())
+        known = self._is_known(key.branch) or key in self._doubtful
+        return self.enabled and (known or not self._is_active() or self._may_be_elsewhere(key.branch))
+
+    def _is_known(self, branch: bytes) -> bool:
+        return branch in self._open or branch in self._replayed
+
+    def _may_be_elsewhere(self, branch: bytes) -> bool:
+        """Whether another member may have a branch."""
+        return self.members is not None and branch not in self._open and not self.members.has_ended(branch)
 
     def is_replayed(self, key: Key) -> bool:
-        """Whether a message was sent more than once, or was perhaps taken."""
-        return key.position in self._replayed.get(key.branch, ()) or key in self._doubtful
+        """Whether a message was sent more than once, or was perhaps taken, or another member may do so now."""
+        return key.position in self._replayed.get(key.branch, ()) or key in self._doubtful or self._is_fenced
 
-    def verdict(self, copy: Copy, properties: bytes, *, redelivered: bool) -> CopyVerdict:
-        """What to do with a whole delivery; *properties* are those of its content header."""
+    async def decide(self, copy: Copy, properties: bytes, *, redelivered: bool) -> CopyVerdict:
+        """As :meth:`verdict`, with the knowledge of all members."""
+        if self.members is None:
+            return self.verdict(copy, properties, redelivered=redelivered)
+        try:
+            async with asyncio.timeout(_ANSWER):
+                elsewhere = await self.members.is_out(copy)
+        except (LogError, TimeoutError) as error:
+            _log.warning("a copy waits for the other members", reason=str(error) or "they do not answer")
+            return CopyVerdict.WAIT
+        except Exception:  # noqa: BLE001 - a member of another version has answered something else
+            _log.exception("the other members cannot be asked about a copy")
+            return CopyVerdict.WAIT
+        if not self._is_active():
+            return CopyVerdict.WAIT
+        return self.verdict(copy, properties, redelivered=redelivered, elsewhere=elsewhere)
+
+    def verdict(self, copy: Copy, properties: bytes, *, redelivered: bool, elsewhere: bool = False) -> CopyVerdict:
+        """What to do with a whole delivery.
+
+        Args:
+            copy: with its digest.
+            properties: of its content header.
+            redelivered: as the broker says.
+            elsewhere: whether a consumer of another member may have another copy.
+        """
         place = copy.place
         if self._doubtful.get(place.key, {}).get(place) == copy.digest:
             return CopyVerdict.DELIVER if self._has_waited(copy) else CopyVerdict.WAIT
@@ -277,8 +350,11 @@ class CopyRegister:
             return CopyVerdict.DELIVER
         if self._has_waited(copy):
             return CopyVerdict.DELIVER
-        is_out = any(each.attempt != copy.attempt and each.is_out for each in self._out.get(place, ()))
-        return CopyVerdict.WAIT if is_out else CopyVerdict.DELIVER
+        return CopyVerdict.WAIT if elsewhere or self.is_out(place, copy.attempt) else CopyVerdict.DELIVER
+
+    def is_out(self, place: CopyPlace, attempt: int) -> bool:
+        """Whether a consumer has another copy than that of *attempt*."""
+        return any(each.attempt != attempt and each.is_out for each in self._out.get(place, ()))
 
     def _has_waited(self, copy: Copy) -> bool:
         has_waited = (copy.place, copy.attempt) in self._waited
@@ -297,9 +373,10 @@ class CopyRegister:
                 out.remove(copy)
             if not out:
                 self._out.pop(copy.place, None)
-            self._end_wait(copy.place)
+            self.end_wait(copy.place)
 
-    def _end_wait(self, place: CopyPlace) -> None:
+    def end_wait(self, place: CopyPlace) -> None:
+        """Another copy in *place* is settled or returned: those that wait for it go back to the queue."""
         for act in self._waiting.pop(place, ()):
             act()
 
@@ -354,7 +431,7 @@ class CopyRegister:
             places.pop(message.place, None)
             if not places:
                 self._doubtful.pop(message.place.key, None)
-            self._end_wait(message.place)
+            self.end_wait(message.place)
 
     async def move(self, messages: Collection[MovedMessage]) -> None:
         """A branch puts *messages* back that it has perhaps not taken: no consumer needs those in the queues.
@@ -372,6 +449,8 @@ class CopyRegister:
             rows.append(_settlement(place, MOVED, digest))
         if rows:
             await self._write_surely(SettlementsWrite(settlements=tuple(rows)))
+            if self.members is not None:
+                await self.members.announce({message.place.key.branch for message in messages})
 
     def must_record(self, copies: Collection[Copy]) -> bool:
         """Whether the log must have the settlement of any of *copies* first: the caller then calls :meth:`settle`."""
@@ -398,8 +477,11 @@ class CopyRegister:
         Raises:
             LeaseLost: as :meth:`settle`.
         """
-        await self._wait_for_ends((copy,))
-        await self._write_settled((copy,))
+        try:
+            await self._wait_for_ends((copy,))
+            await self._write_settled((copy,))
+        finally:
+            self.release((copy,))
 
     async def _record(self, copies: Sequence[Copy]) -> None:
         await self._wait_for_ends(copies)
@@ -411,10 +493,19 @@ class CopyRegister:
     async def _wait_for_ends(self, copies: Sequence[Copy]) -> None:
         """Wait a moment until the branches have ended: then most settlements need no record."""
         branches = {copy.place.key.branch for copy in copies} - self._replayed.keys()
+        theirs = await self._unended(branches - self._open.keys())
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
                 for event in [self._open[branch] for branch in branches if branch in self._open]:
                     await event.wait()
+                if theirs:
+                    await asyncio.sleep(_PATIENCE)
+        await self._unended(theirs)
+
+    async def _unended(self, branches: Collection[bytes]) -> Collection[bytes]:
+        """Those of *branches* that the log has with another member."""
+        found = [branch for branch in branches if self._may_be_elsewhere(branch)]
+        return await self.members.unended(found) if found and self.members is not None else ()
 
     async def _write_settled(self, copies: Sequence[Copy]) -> None:
         rows = [
@@ -429,6 +520,8 @@ class CopyRegister:
         """Note that *copy* is settled, if it is the first one. Returns whether it is."""
         if copy.digest is None or not self.concerns(copy.place.key):  # its branch has ended meanwhile
             return False
+        if not self._is_known(copy.place.key.branch):  # another member needs it, from the log
+            return True
         settled = self._settled.setdefault(copy.place.key.branch, {})
         first = settled.setdefault(copy.place, (copy.attempt, copy.digest))
         return first == (copy.attempt, copy.digest)

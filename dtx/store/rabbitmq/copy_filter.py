@@ -10,10 +10,13 @@ If another copy is unsettled at a consumer, the delivery waits at dtx without it
 when that copy is settled or returned, when the client settles all deliveries up to a greater tag, or after ten minutes.
 Then it comes again, with a new tag: it is never delivered late, because the client may have settled its tag without
 knowing it. After ten minutes it is delivered, because the other consumer may wait for it.
+
+With several members, the others are asked first. Meanwhile all later frames of the channel wait, so their order stays.
 """
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
@@ -31,9 +34,11 @@ _log = get_logger(part="copies")
 _DELIVERIES: Final = (methods.BasicDeliver.KEY, methods.BasicGetOk.KEY)
 _CONTENT: Final = (HEADER, BODY)
 _MOST_HELD: Final = 16 << 20
-"""Bytes of the body of a message that is held until it is whole: RabbitMQ's default limit since 4.0."""
+"""Bytes that are held, of one message or of the frames behind it: RabbitMQ's default message limit since 4.0."""
 _HOLD: Final = 600.0
 """Seconds that a copy waits for the settlement of another one: a third of RabbitMQ's default consumer timeout."""
+_ASK_AGAIN: Final = 1.0
+"""Seconds after which the other members are asked again about a copy that waits."""
 
 Frames = list[tuple[int, bytes]]
 """Keys and frames."""
@@ -111,13 +116,19 @@ class CopyFilter:
         self._vhost = vhost
         self._source = source
         self._arriving: _Arriving | None = None
+        self._behind: Frames | None = None
+        """The frames that came while the other members are asked about a delivery; ``None`` while they are not."""
+        self._size_behind = 0
+        self._asking: asyncio.Timeout | None = None
         self._owned: dict[int, _Ownership] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def is_busy(self) -> bool:
         """Whether settlements of the client concern the filter."""
-        return bool(self.tracked or self._owned or (self._arriving is not None and self._arriving.candidate))
+        if self.tracked or self._owned or self._behind is not None:
+            return True
+        return self._arriving is not None and self._arriving.candidate is not None
 
     @property
     def owns(self) -> bool:
@@ -130,6 +141,12 @@ class CopyFilter:
         """Handle a frame of the broker: it passes now, later, or never."""
         if self.has_ended:
             pass
+        elif self._behind is not None:
+            self._behind.append((key, buffer[start:end]))
+            self._size_behind += end - start
+            if self._size_behind > _MOST_HELD and self._asking is not None and not self._asking.expired():
+                self._asking.reschedule(asyncio.get_running_loop().time())
+            return
         elif key in _CONTENT:
             if self._arriving is not None and self._is_content_held(self._arriving, key, buffer, start, end):
                 return
@@ -154,8 +171,17 @@ class CopyFilter:
             arriving.held.append((key, buffer[start:end]))
             if is_whole:
                 self._arriving = None
-                self.register.holding.discard(self)
-                self._decide(arriving, candidate)
+                candidate.copy.digest = candidate.digest.value
+                if self.register.members is None or not self._may_replace(candidate):
+                    self.register.holding.discard(self)
+                    again = candidate.delivery.redelivered
+                    verdict = self.register.verdict(candidate.copy, candidate.properties, redelivered=again)
+                    self._act(arriving, candidate, verdict)
+                else:
+                    self._behind, self._size_behind = [], 0
+                    if not candidate.no_ack:
+                        self._owned[candidate.delivery.delivery_tag] = _Ownership.WAITING
+                    self.spawn(self._ask(arriving, candidate))
             return True
         if arriving.held:
             self._pass(arriving)
@@ -221,6 +247,8 @@ class CopyFilter:
     def settle_at_once(self, copy: Copy) -> None:
         """Settle a copy whose settlement cannot wait for the log: a crash before the record repeats it."""
         if self.register.add_settled(copy):
+            copy.is_pinned = True
+            self.register.delivered(copy)
             self.spawn(self._record_late(copy))
 
     async def _record_late(self, copy: Copy) -> None:
@@ -229,12 +257,43 @@ class CopyFilter:
         except Exception as error:  # noqa: BLE001 - in doubt, the other copy is delivered
             _log.warning("a settlement could not be recorded", reason=str(error))
 
-    def _decide(self, arriving: _Arriving, candidate: _Candidate) -> None:
+    async def _ask(self, arriving: _Arriving, candidate: _Candidate) -> None:
+        """Ask the other members about a delivery, then act on it and on the frames that came after it."""
+        # From the decision to its effect there is no pause: other members ask about this copy, too.
+        verdict = CopyVerdict.WAIT
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None) as self._asking:
+                verdict = await self._decision(candidate)
+        self._asking = None
+        if self.has_ended:
+            return
+        behind, self._behind = self._behind or [], None
+        self.register.holding.discard(self)
+        if candidate.no_ack or self._owned.pop(candidate.delivery.delivery_tag, None) is not None:
+            self._act(arriving, candidate, verdict)
+        elif isinstance(candidate.delivery, methods.BasicGetOk):  # it was returned meanwhile
+            self._get_again(candidate)
+        for key, frame in behind:
+            self.frame(key, frame, 0, len(frame))
+
+    async def _decision(self, candidate: _Candidate) -> CopyVerdict:
+        again = candidate.delivery.redelivered
+        return await self.register.decide(candidate.copy, candidate.properties, redelivered=again)
+
+    async def _ask_again(self, candidate: _Candidate) -> None:
+        """Ask the other members as long as a delivery waits."""
+        tag = candidate.delivery.delivery_tag
+        while True:
+            await asyncio.sleep(_ASK_AGAIN)
+            if tag not in self._owned or self.has_ended:
+                return
+            if await self._decision(candidate) is not CopyVerdict.WAIT:
+                self.register.end_wait(candidate.copy.place)
+                return
+
+    def _act(self, arriving: _Arriving, candidate: _Candidate, verdict: CopyVerdict) -> None:
         copy, delivery = candidate.copy, candidate.delivery
-        copy.digest = candidate.digest.value
-        verdict = self.register.verdict(copy, candidate.properties, redelivered=delivery.redelivered)
-        is_got = isinstance(delivery, methods.BasicGetOk)
-        if not self._source.may_replace(is_got=is_got) or (verdict is CopyVerdict.WAIT and candidate.no_ack):
+        if not self._may_replace(candidate) or (verdict is CopyVerdict.WAIT and candidate.no_ack):
             verdict = CopyVerdict.DELIVER
         match verdict:
             case CopyVerdict.DELIVER:
@@ -248,10 +307,19 @@ class CopyFilter:
             case CopyVerdict.WAIT:
                 self._owned[delivery.delivery_tag] = _Ownership.WAITING
                 self.register.wait(copy, _HOLD, partial(self._settle_owned, delivery.delivery_tag, requeue=True))
+                if self.register.members is not None:
+                    self.spawn(self._ask_again(candidate))
             case _ as never:
                 assert_never(never)
-        if verdict is not CopyVerdict.DELIVER and is_got:
-            self._source.get_again(delivery.delivery_tag, copy.place.queue, no_ack=candidate.no_ack)
+        if verdict is not CopyVerdict.DELIVER and isinstance(delivery, methods.BasicGetOk):
+            self._get_again(candidate)
+
+    def _may_replace(self, candidate: _Candidate) -> bool:
+        return self._source.may_replace(is_got=isinstance(candidate.delivery, methods.BasicGetOk))
+
+    def _get_again(self, candidate: _Candidate) -> None:
+        tag, queue = candidate.delivery.delivery_tag, candidate.copy.place.queue
+        self._source.get_again(tag, queue, no_ack=candidate.no_ack)
 
     async def _suppress(self, candidate: _Candidate, body: bytes) -> None:
         delivery = candidate.delivery
@@ -336,9 +404,11 @@ class CopyFilter:
         self._owned.clear()
         self.returned(list(self.tracked))
 
-    def end(self) -> None:
-        """The channel has ended."""
+    def end(self) -> Frames:
+        """The channel has ended. Returns the frames of the broker that will not pass."""
         self.has_ended = True
         self.register.holding.discard(self)
         self._arriving = None
         self.recovered()
+        behind, self._behind = self._behind or [], None
+        return behind

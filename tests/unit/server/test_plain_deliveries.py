@@ -98,10 +98,10 @@ class Stand:
         for key, _, start, end in frames:
             self.deliveries.filter.frame(key, buffer, start, end)
 
-    def replay(self) -> None:
+    async def replay(self) -> None:
         """The message is sent again."""
         digest = messages.digest_of(b"", b"q", b"body")
-        self.register.replay(BRANCH, [Replay(position=0, exchange=b"", routing_key=b"q", digest=digest)])
+        await self.register.replay(BRANCH, [Replay(position=0, exchange=b"", routing_key=b"q", digest=digest)])
 
     async def until_idle(self) -> None:
         """Let tasks run."""
@@ -164,7 +164,7 @@ async def test_own_frames_come_between_contents_and_transactions(stand: Stand) -
 async def test_nothing_of_dtx_follows_a_close(stand: Stand) -> None:
     """RabbitMQ would answer a frame on a closed channel with 504, and end the connection."""
     stand.deliver(1)
-    stand.replay()
+    await stand.replay()
     stand.deliver(2, attempt=2)
     stand.deliveries.then(stand.deliveries.close)
     stand.deliveries.settle_copy(2, requeue=True)

@@ -3,23 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from uuid import UUID
 
 import pytest
 
 from dtx.log.api import LeaseLost, LogConflict, LogUnavailable
 from dtx.log.records import DuplicateWrite, LoggedCopies, LogWrite, Replay, SettledCopy, SettlementsWrite
 from dtx.store.rabbitmq import copy_filter, messages
-from dtx.store.rabbitmq.consumed_queues import ConsumedQueue
 from dtx.store.rabbitmq.copies import CopyRegister, Key, MovedMessage, key_of
-from dtx.store.rabbitmq.copy_filter import CopyFilter
 from dtx.wire.amqp09 import content, methods
 from dtx.wire.amqp09.frames import FrameSplitter
 from dtx.wire.amqp09.properties import EMPTY, Property, build
-from tests.support.branches import a_consume, a_publish
-
-BRANCH = UUID("0190a5b0-0000-7000-8000-000000000001")
-BODY = b"x" * 5000
+from tests.support.branches import a_consume
+from tests.support.copies import BODY, BRANCH, REPLAY, Source, marked
 
 
 @dataclass(slots=True)
@@ -52,76 +47,6 @@ class Log:
         return [record.duplicate.body for record in self.written if isinstance(record, DuplicateWrite)]
 
 
-class Source:
-    """A channel with one consumer on each queue; its tag is the name of the queue."""
-
-    def __init__(self, register: CopyRegister, *, no_ack: bool = False) -> None:
-        self.no_ack = no_ack
-        self.passed: list[int] = []
-        """Keys of the frames that have passed."""
-        self.settled: list[tuple[int, bool]] = []
-        """What dtx has settled: tag, requeue."""
-        self.got: list[str] = []
-        self.abandoned = ""
-        self.may_settle = True
-        self.gets = 1
-        self.filter = CopyFilter(register, "/", self)
-        self._splitter = FrameSplitter(0)
-
-    def subscription(self, delivery: methods.BasicDeliver | methods.BasicGetOk) -> ConsumedQueue | None:
-        """See :class:`~dtx.store.rabbitmq.copy_filter.FilteredChannel`."""
-        name = delivery.consumer_tag if isinstance(delivery, methods.BasicDeliver) else b"q"
-        return ConsumedQueue(name, self.no_ack) if name != b"unknown" else None
-
-    def accept(self, key: int, buffer: bytes, start: int, end: int) -> None:
-        """See :class:`~dtx.store.rabbitmq.copy_filter.FilteredChannel`."""
-        assert buffer[start:end]
-        self.passed.append(key)
-
-    def settle_copy(self, tag: int, *, requeue: bool) -> None:
-        """See :class:`~dtx.store.rabbitmq.copy_filter.FilteredChannel`."""
-        self.settled.append((tag, requeue))
-
-    def get_again(self, tag: int, queue: bytes, *, no_ack: bool) -> None:
-        """See :class:`~dtx.store.rabbitmq.copy_filter.FilteredChannel`."""
-        self.got.append(f"again {queue.decode()} {no_ack}")
-
-    def may_replace(self, *, is_got: bool) -> bool:
-        """See :class:`~dtx.store.rabbitmq.copy_filter.FilteredChannel`."""
-        return self.may_settle and not (is_got and self.gets > 1)
-
-    def abandon(self, reason: str) -> None:
-        """See :class:`~dtx.store.rabbitmq.copy_filter.FilteredChannel`."""
-        self.abandoned = reason
-
-    def deliver(
-        self, tag: int, raw: bytes, body: bytes = BODY, *, queue: bytes = b"q", get: bool = False, again: bool = False
-    ) -> int:
-        """Deliver a message in frames of 1,000 bytes; returns the number of frames that have passed."""
-        before = len(self.passed)
-        method: methods.BasicDeliver | methods.BasicGetOk = methods.BasicDeliver(queue, tag, again, b"e", b"key")
-        if get:
-            method = methods.BasicGetOk(tag, again, b"e", b"key", 0)
-        buffer, frames = self._splitter.feed(content.message(method.frame(1), 1, raw, body, 1000))
-        for key, _, start, end in frames:
-            self.filter.frame(key, buffer, start, end)
-        return len(self.passed) - before
-
-    @property
-    def whole(self) -> int:
-        """The number of frames of a message."""
-        return 2 + -(-len(BODY) // 992)
-
-
-def marked(attempt: int = 1, **more: bytes) -> bytes:
-    """The properties of a copy of message 0 of the branch."""
-    raw = build({}, {name.encode(): value for name, value in more.items()})
-    (frames,) = messages.commit_frames(1, 0, BRANCH, [a_publish(properties=raw)], attempt)
-    buffer, found = FrameSplitter(0).feed(frames)
-    _, _, start, end = found[1]
-    return content.header(buffer[start + 7 : end - 1]).properties
-
-
 @pytest.fixture
 def log() -> Log:
     """A log."""
@@ -137,10 +62,9 @@ async def register(log: Log) -> AsyncIterator[CopyRegister]:
     await asyncio.sleep(0)
 
 
-def replay(register: CopyRegister) -> None:
+async def replay(register: CopyRegister) -> None:
     """The message of the branch is sent again."""
-    digest = messages.digest_of(b"e", b"key", BODY)
-    register.replay(BRANCH, [Replay(position=0, exchange=b"e", routing_key=b"key", digest=digest)])
+    await register.replay(BRANCH, [REPLAY])
 
 
 async def settled(source: Source, *tags: int) -> None:
@@ -214,7 +138,7 @@ async def test_a_settlement_of_an_open_branch_is_recorded(register: CopyRegister
 
 
 async def test_messages_of_others_are_neither_tracked_nor_held(register: CopyRegister) -> None:
-    replay(register)
+    await replay(register)
     source = Source(register)
     assert source.deliver(1, EMPTY) == source.whole
     assert source.deliver(2, build({}, {b"x-dtx-id": b"garbage"})) == source.whole
@@ -260,7 +184,7 @@ async def test_without_the_lease_any_branch_may_be_open(log: Log) -> None:
 
 @pytest.mark.parametrize("first", [1, 2])
 async def test_the_second_copy_is_suppressed_and_kept(register: CopyRegister, log: Log, first: int) -> None:
-    replay(register)
+    await replay(register)
     source = Source(register)
     assert source.deliver(1, marked(first)) == source.whole
     await settled(source, 1)
@@ -274,7 +198,7 @@ async def test_a_copy_settled_before_the_replay_counts(register: CopyRegister) -
     source = Source(register)
     source.deliver(1, marked())
     await settled(source, 1)
-    replay(register)
+    await replay(register)
     register.end(BRANCH)
     assert source.deliver(2, marked(2)) == 0
     await until_idle()
@@ -294,7 +218,7 @@ async def test_the_register_of_a_successor_knows_the_same(log: Log) -> None:
 
 async def test_the_same_copy_comes_again(register: CopyRegister) -> None:
     """Its acknowledgement was lost with the connection: that is a redelivery, and no second copy."""
-    replay(register)
+    await replay(register)
     source = Source(register)
     source.deliver(1, marked())
     await settled(source, 1)
@@ -302,7 +226,7 @@ async def test_the_same_copy_comes_again(register: CopyRegister) -> None:
 
 
 async def test_a_suppressed_copy_that_comes_again_is_suppressed_again(register: CopyRegister, log: Log) -> None:
-    replay(register)
+    await replay(register)
     source = Source(register)
     source.deliver(1, marked())
     await settled(source, 1)
@@ -327,7 +251,7 @@ async def test_a_suppressed_copy_that_comes_again_is_suppressed_again(register: 
 async def test_other_messages_with_the_id_are_delivered(
     register: CopyRegister, raw: bytes, body: bytes, queue: bytes
 ) -> None:
-    replay(register)
+    await replay(register)
     source = Source(register)
     source.deliver(1, marked())
     await settled(source, 1)
@@ -339,12 +263,12 @@ async def test_a_forged_copy_hides_no_message(register: CopyRegister) -> None:
     source = Source(register)
     source.deliver(1, marked(7), b"forged")
     await settled(source, 1)
-    replay(register)
+    await replay(register)
     assert source.deliver(2, marked(2)) == source.whole
 
 
 async def test_a_returned_copy_does_not_count(register: CopyRegister) -> None:
-    replay(register)
+    await replay(register)
     source = Source(register)
     source.deliver(1, marked())
     source.filter.returned([1])
@@ -354,7 +278,7 @@ async def test_a_returned_copy_does_not_count(register: CopyRegister) -> None:
 async def test_nothing_is_suppressed_without_the_setting(log: Log) -> None:
     register = CopyRegister(log.write, lambda: True, enabled=False)
     register.begin(BRANCH)
-    replay(register)
+    await replay(register)
     source = Source(register)
     for tag, attempt in ((1, 1), (2, 2)):
         assert source.deliver(tag, marked(attempt)) == source.whole
@@ -366,7 +290,7 @@ async def test_nothing_is_suppressed_without_the_setting(log: Log) -> None:
 
 
 async def test_a_copy_waits_while_another_one_is_unsettled(register: CopyRegister) -> None:
-    replay(register)
+    await replay(register)
     first, second = Source(register), Source(register)
     first.deliver(1, marked())
     assert second.deliver(5, marked(2)) == 0
@@ -380,7 +304,7 @@ async def test_a_copy_waits_while_another_one_is_unsettled(register: CopyRegiste
 
 @pytest.mark.parametrize("how", ["returned", "lost"])
 async def test_a_waiting_copy_comes_when_the_other_one_is_back(register: CopyRegister, how: str) -> None:
-    replay(register)
+    await replay(register)
     first, second = Source(register), Source(register)
     first.deliver(1, marked())
     assert second.deliver(5, marked(2)) == 0
@@ -394,7 +318,7 @@ async def test_a_waiting_copy_comes_when_the_other_one_is_back(register: CopyReg
 
 async def test_a_copy_whose_settlement_is_being_written_still_counts(register: CopyRegister) -> None:
     """Its channel ends before the log has it."""
-    replay(register)
+    await replay(register)
     first, second = Source(register), Source(register)
     first.deliver(1, marked())
     copies = first.filter.settled([1])
@@ -408,7 +332,7 @@ async def test_a_copy_whose_settlement_is_being_written_still_counts(register: C
 
 @pytest.mark.parametrize("tag", [0, 9])
 async def test_a_settlement_up_to_a_tag_spares_copies_that_wait(register: CopyRegister, tag: int) -> None:
-    replay(register)
+    await replay(register)
     first, second = Source(register), Source(register)
     first.deliver(1, marked())
     second.deliver(5, marked(2))
@@ -420,7 +344,7 @@ async def test_a_settlement_up_to_a_tag_spares_copies_that_wait(register: CopyRe
 
 
 async def test_nothing_is_settled_on_a_channel_that_has_ended(register: CopyRegister) -> None:
-    replay(register)
+    await replay(register)
     first, second = Source(register), Source(register)
     first.deliver(1, marked())
     second.deliver(5, marked(2))
@@ -430,7 +354,7 @@ async def test_nothing_is_settled_on_a_channel_that_has_ended(register: CopyRegi
 
 
 async def test_a_recovered_channel_settles_none_of_its_deliveries(register: CopyRegister) -> None:
-    replay(register)
+    await replay(register)
     source = Source(register)
     source.deliver(1, marked())
     source.deliver(2, marked(2))
@@ -443,7 +367,7 @@ async def test_a_recovered_channel_settles_none_of_its_deliveries(register: Copy
 
 
 async def test_a_get_gets_the_next_message_instead(register: CopyRegister) -> None:
-    replay(register)
+    await replay(register)
     source = Source(register)
     source.deliver(1, marked(), get=True)
     await settled(source, 1)
@@ -452,7 +376,7 @@ async def test_a_get_gets_the_next_message_instead(register: CopyRegister) -> No
 
 
 async def test_a_get_of_a_waiting_copy_gets_the_next_message(register: CopyRegister) -> None:
-    replay(register)
+    await replay(register)
     source = Source(register)
     source.deliver(1, marked(), get=True)
     assert source.deliver(2, marked(2), get=True) == 0
@@ -463,7 +387,7 @@ async def test_a_get_of_a_waiting_copy_gets_the_next_message(register: CopyRegis
 
 @pytest.mark.parametrize(("may_settle", "gets"), [(False, 1), (True, 2)], ids=["tx", "pipelined"])
 async def test_a_get_that_has_no_replacement_gets_the_copy(register: CopyRegister, may_settle: bool, gets: int) -> None:
-    replay(register)
+    await replay(register)
     source = Source(register)
     source.may_settle, source.gets = may_settle, gets
     source.deliver(1, marked(), get=True)
@@ -472,7 +396,7 @@ async def test_a_get_that_has_no_replacement_gets_the_copy(register: CopyRegiste
 
 
 async def test_a_copy_without_acknowledgement_is_suppressed_at_once(register: CopyRegister, log: Log) -> None:
-    replay(register)
+    await replay(register)
     source = Source(register, no_ack=True)
     assert source.deliver(1, marked()) == source.whole
     assert source.deliver(2, marked(2)) == 0
@@ -534,7 +458,7 @@ async def test_other_messages_are_not_in_doubt(register: CopyRegister) -> None:
 
 async def test_a_delivery_held_at_the_end_of_the_window_passes(log: Log) -> None:
     register = CopyRegister(log.write, lambda: True, window=0.01)
-    replay(register)
+    await replay(register)
     source = Source(register)
     buffer, frames = FrameSplitter(0).feed(
         content.message(methods.BasicDeliver(b"q", 1, False, b"e", b"key").frame(1), 1, EMPTY, BODY, 1000)
@@ -550,7 +474,7 @@ async def test_a_delivery_held_at_the_end_of_the_window_passes(log: Log) -> None
 
 async def test_copies_are_delivered_after_the_window(log: Log) -> None:
     register = CopyRegister(log.write, lambda: True, window=0.01)
-    replay(register)
+    await replay(register)
     source = Source(register)
     source.deliver(1, marked())
     await settled(source, 1)
@@ -573,7 +497,7 @@ async def test_a_copy_that_has_waited_long_is_delivered(
 ) -> None:
     """Its consumer may be the one that has the other copy, and waits for more messages before it settles any."""
     monkeypatch.setattr(copy_filter, "_HOLD", 0.01)
-    replay(register)
+    await replay(register)
     source = Source(register)
     source.deliver(1, marked())
     assert source.deliver(2, marked(2)) == 0
@@ -623,7 +547,7 @@ async def test_a_content_behind_a_delivery_is_not_its_own(register: CopyRegister
 
 async def test_without_a_window_copies_are_known_for_ever(log: Log) -> None:
     register = CopyRegister(log.write, lambda: True, window=0)
-    replay(register)
+    await replay(register)
     await asyncio.sleep(0.01)
     assert register.filters
 

@@ -1,0 +1,179 @@
+"""What members tell each other about second copies of messages, so that the consumers of all of them get one copy.
+
+Theory of operation. Any member may deliver any copy, and one member sends again what may be in the queues already. So
+before it sends, it waits until all others have loaded that from the log (:meth:`MemberCopies.announce`). And before a
+member delivers a message that was sent again, it asks the others whether a consumer has another copy
+(:meth:`MemberCopies.is_out`), and loads what consumers have settled.
+
+Two members may ask each other at the same time, each about its own copy. The copy of the earlier attempt is delivered
+then: its member is told that the other one has none, and the other one has yielded, and waits.
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+from dtx.log.api import LogUnavailable, TransactionLog
+from dtx.server.members.forwarding import Forwarding
+from dtx.store.rabbitmq.copies import Copy, CopyPlace, CopyRegister, Key
+from dtx.telemetry import get_logger
+
+_log = get_logger(part="copies")
+_ANSWER: Final = 2.0
+"""Seconds in which a member must answer."""
+_PAUSE: Final = 0.1
+"""Seconds before a member that has not answered is told again."""
+_PATIENCE: Final = 60.0
+"""Seconds after which messages are sent again, although a living member does not know of them."""
+_AT_ONCE: Final = 500
+"""Branches in one request."""
+_MOST_ENDED: Final = 50_000
+"""Ended branches that are remembered: some megabytes."""
+
+
+@dataclass(slots=True)
+class _Decision:
+    """A copy about which the others are asked now."""
+
+    attempt: int
+    has_yielded: bool = False
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Branches that are looked up together."""
+
+    wanted: set[bytes] = field(default_factory=set)
+    found: set[bytes] | None = None
+
+
+class MemberCopies:
+    """See :class:`~dtx.store.rabbitmq.copies.CopyMembers`.
+
+    Args:
+        log: of all members.
+        register: of this member.
+        forwarding: asks the other members.
+    """
+
+    def __init__(self, log: TransactionLog, register: CopyRegister, forwarding: Forwarding) -> None:
+        self._log = log
+        self._register = register
+        self._forwarding = forwarding
+        self._ended: dict[bytes, None] = {}
+        self._decisions: dict[CopyPlace, list[_Decision]] = {}
+        self._batch = _Batch()
+        self._reading = asyncio.Lock()
+
+    def has_ended(self, branch: bytes) -> bool:
+        """See :class:`~dtx.store.rabbitmq.copies.CopyMembers`."""
+        return branch in self._ended
+
+    def ended(self, branch: bytes) -> None:
+        """See :class:`~dtx.store.rabbitmq.copies.CopyMembers`."""
+        self._ended[branch] = None
+        if len(self._ended) > _MOST_ENDED:
+            del self._ended[next(iter(self._ended))]
+
+    async def unended(self, branches: Collection[bytes]) -> Collection[bytes]:
+        """See :class:`~dtx.store.rabbitmq.copies.CopyMembers`. Callers that wait for a read share the next one."""
+        batch = self._batch
+        batch.wanted.update(branches)
+        async with self._reading:
+            if batch is self._batch:
+                self._batch = _Batch()
+                try:
+                    found = await self._log.unended([_id(each) for each in batch.wanted if each not in self._ended])
+                except LogUnavailable:  # then the settlement cannot be written either, and waits
+                    batch.found = batch.wanted
+                else:
+                    batch.found = {str(branch).encode() for branch in found}
+        if batch.found is None:  # the caller that read was cancelled
+            return branches
+        for branch in branches:
+            if branch not in batch.found:
+                self.ended(branch)
+        return batch.found.intersection(branches)
+
+    async def announce(self, branches: Collection[bytes]) -> None:
+        """See :class:`~dtx.store.rabbitmq.copies.CopyMembers`."""
+        names = [branch.decode() for branch in branches]
+        for start in range(0, len(names), _AT_ONCE):
+            await self._announce(names[start : start + _AT_ONCE])
+
+    async def _announce(self, branches: list[str]) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _PATIENCE
+        told: set[UUID] = set()
+        while True:
+            try:
+                answers = await self._forwarding.ask_others({"copies": {"load": branches}}, _ANSWER, but=told)
+            except LogUnavailable as error:
+                missing = str(error)
+            else:
+                told |= {member.instance for member, answer in answers if isinstance(answer, dict)}
+                # one whose lease has run out loads it before it delivers anything
+                silent = [
+                    member.holder
+                    for member, _ in answers
+                    if member.instance not in told and not member.expired and not member.dead
+                ]
+                if not silent:
+                    return
+                missing = ", ".join(silent)
+            if loop.time() > until:
+                effect = "its consumers may get second copies"
+                _log.warning("messages are sent again, and a member does not know of it", member=missing, effect=effect)
+                return
+            await asyncio.sleep(_PAUSE)
+
+    async def is_out(self, copy: Copy) -> bool:
+        """See :class:`~dtx.store.rabbitmq.copies.CopyMembers`."""
+        (branch, position), vhost, queue = copy.place
+        asked = [branch.decode(), position, vhost, queue.hex(), copy.attempt]
+        decision = _Decision(copy.attempt)
+        decisions = self._decisions.setdefault(copy.place, [])
+        decisions.append(decision)
+        try:
+            is_out = False
+            for member, answer in await self._forwarding.ask_others({"copies": {"out": asked}}, _ANSWER):
+                if isinstance(answer, dict):
+                    is_out |= answer["out"] is not False
+                elif not member.dead:
+                    raise LogUnavailable(f"{member.holder} does not answer: {answer}")
+            # after the answers: what a consumer has settled since then is in the log
+            self._register.load(await self._log.load_copies([_id(branch)]))
+            return is_out or decision.has_yielded
+        finally:
+            decisions.remove(decision)
+            if not decisions:
+                self._decisions.pop(copy.place, None)
+
+    async def handle(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer another member.
+
+        Raises:
+            KeyError, ValueError, TypeError: the request is malformed.
+            LogUnavailable: the log cannot be read.
+        """
+        if "load" in request:
+            self._register.load(await self._log.load_copies([UUID(each) for each in request["load"]]))
+            return {}
+        branch, position, vhost, queue, attempt = request["out"]
+        place = CopyPlace(Key(str(branch).encode(), int(position)), str(vhost), bytes.fromhex(queue))
+        return {"out": self._register.is_out(place, int(attempt)) or self._is_first(place, int(attempt))}
+
+    def _is_first(self, place: CopyPlace, attempt: int) -> bool:
+        """Whether this member is about to deliver an earlier copy; later ones yield to the one that is asked about."""
+        decisions = self._decisions.get(place, ())
+        if any(each.attempt < attempt for each in decisions):
+            return True
+        for each in decisions:
+            each.has_yielded |= each.attempt > attempt
+        return False
+
+
+def _id(branch: bytes) -> UUID:
+    return UUID(branch.decode())
