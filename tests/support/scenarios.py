@@ -5,6 +5,7 @@ from typing import Final
 
 _ALONGSIDE: Final = "tests/servers/alongside"
 _CRASH: Final = "tests/servers/crash"
+_MEMBERS: Final = "tests/servers/members"
 _STORE: Final = "tests/unit/store"
 
 
@@ -204,7 +205,18 @@ SCENARIOS: Final = (
         )
         + _in(f"{_STORE}/test_copies", "a_copy_that_has_waited_long_is_delivered"),
     ),
-    Scenario("12", "two members have one copy each", "seen twice"),
+    Scenario(
+        "12",
+        "two members have one copy each",
+        "seen twice",
+        _in(
+            f"{_MEMBERS}/test_second_copies",
+            "a_copy_is_suppressed_at_all_members",
+            "a_copy_waits_for_that_of_another_member",
+            "many_copies_are_consumed_once_at_any_member",
+        )
+        + _in("tests/unit/server/test_member_copies", "consumers_of_all_members_settle_one_copy"),
+    ),
     Scenario(
         "13",
         "copy 1 is rejected without requeue",
