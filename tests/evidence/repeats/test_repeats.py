@@ -1,7 +1,7 @@
 """dtx cannot trust its receipts and is killed repeatedly: messages are repeated, never lost. Counts both.
 
 Branches publish to a fanout exchange. One of its queues is read past dtx, at the end: it shows how often dtx published
-a message. Consumers of each kind read the others through dtx.
+a message. Consumers of each kind read the others through dtx, or through several members.
 """
 
 import logging
@@ -10,6 +10,9 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import partial
+from itertools import cycle
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
@@ -156,7 +159,9 @@ def messages_in(node: RabbitNode, queue: str) -> int:
 
 # pika does not close the socket of a connection that is refused or cut during the handshake.
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+@pytest.mark.parametrize("members", [1, 3])
 def test_repeats_without_trusted_receipts(
+    members: int,
     own_postgres: PostgresServer,
     own_rabbitmq: RabbitNode,
     caplog: pytest.LogCaptureFixture,
@@ -176,15 +181,22 @@ def test_repeats_without_trusted_receipts(
         for queue in (*ledgers, RAW):
             channel.queue_declare(queue, durable=True)
             channel.queue_bind(queue, EXCHANGE)
-    options = ("--lease-ttl", "2", "--default-timeout", "8", "--replay", "always")
+    options: tuple[str, ...] = ("--lease-ttl", "2", "--default-timeout", "8", "--replay", "always")
+    name = ""
+    if members > 1:
+        options, name = (*options, "--advertise", "amqp://127.0.0.1"), "members, "
     kills = 0
-    with DtxService(broker=own_rabbitmq.url(), database=database, options=options) as service:
-        url = service.url()
+    with ExitStack() as stack:
+        new_service = partial(DtxService, broker=own_rabbitmq.url(), database=database, options=options)
+        services = [stack.enter_context(new_service()) for _ in range(members)]
+        urls = cycle([service.url() for service in services])
         branchers: list[Brancher] = [
-            Publisher(f"publisher{number}", url, published, chance.getrandbits(32)) for number in range(PUBLISHERS)
+            Publisher(f"publisher{number}", next(urls), published, chance.getrandbits(32))
+            for number in range(PUBLISHERS)
         ]
         workers: list[Worker] = [*branchers]
-        for reader in READERS:
+        # readers of one queue at several members, as one copy may be at each
+        for reader, url in [(reader, next(urls)) for reader in READERS for _ in range(min(members, 2))]:
             worker: Worker = reader(reader.queue, url, ledgers[reader.queue], chance.getrandbits(32))
             workers.append(worker)
             if isinstance(worker, Brancher):
@@ -195,7 +207,7 @@ def test_repeats_without_trusted_receipts(
             end = time.monotonic() + minutes * 60
             while time.monotonic() < end and not faults(published, ledgers):
                 published.wait_for(chance.randrange(10, 200), chance.uniform(0.5, 3.0))
-                service.restart()
+                chance.choice(services).restart()
                 kills += 1
         finally:
             for each in workers:
@@ -206,17 +218,18 @@ def test_repeats_without_trusted_receipts(
         for brancher in branchers:
             insist(lambda who=brancher: resolve(who))  # type: ignore[misc]
         for queue, ledger in ledgers.items():
-            drain(url, queue, ledger, own_rabbitmq)
+            drain(next(urls), queue, ledger, own_rabbitmq)
     raw = Counter(body for body, *_ in own_rabbitmq.take_all(RAW))
     print(f"{published.figures()}, {kills} kills")
-    figures(messages=len(raw), kills=kills, copies_in_a_queue=raw.total() - len(raw))
+    counts = {"messages": len(raw), "kills": kills, "copies in a queue": raw.total() - len(raw)}
     for queue, ledger in ledgers.items():
-        figures(**{f"copies seen through dtx, {queue}": ledger.repeated})
+        counts[f"copies seen through dtx, {queue}"] = ledger.repeated
     assert published.audit(Counter(set(raw))) == []
     found = {queue: ledger.audit(Counter()) for queue, ledger in ledgers.items()}
     in_flight = [fault for fault in found[NoAck.queue] if fault.endswith(" is lost")]
     found[NoAck.queue] = [fault for fault in found[NoAck.queue] if fault not in in_flight]
-    figures(**{f"lost in flight, {NoAck.queue}": len(in_flight)})
+    counts[f"lost in flight, {NoAck.queue}"] = len(in_flight)
+    figures(**{f"{name}{what}": count for what, count in counts.items()})
     assert {queue: faults for queue, faults in found.items() if faults} == {}
 
 

@@ -331,9 +331,7 @@ async def test_messages_are_sent_again_when_all_members_know(tier: Tier, monkeyp
     await asyncio.wait_for(first.copies.announce([b"x"]), 5)
 
 
-async def test_a_member_without_lease_holds_messages_of_branches(
-    tier: Tier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_member_without_lease_holds_messages_of_branches(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one may have taken over from it, and may have sent the message again."""
     monkeypatch.setattr(copy_filter, "_ASK_AGAIN", 0.02)
     dtx = tier.join()
