@@ -1,6 +1,7 @@
 """The handshake of a client: the broker checks the login, dtx reads the handshake and sets its limits."""
 
 from typing import Final
+from uuid import UUID
 
 from dtx.server.limits import SessionLimits
 from dtx.store.rabbitmq.service import Broker
@@ -33,10 +34,14 @@ class BrokerHandshake:
         engine: of the client's connection.
         broker: its heartbeat is used upstream, whatever the client wants.
         limits: offered to the client; a frame_max of 0 offers the broker's value.
+        member: the id of this dtx, if there may be other members.
     """
 
-    def __init__(self, engine: ConnectionEngine, broker: Broker, limits: SessionLimits) -> None:
+    def __init__(
+        self, engine: ConnectionEngine, broker: Broker, limits: SessionLimits, member: UUID | None = None
+    ) -> None:
         self._engine = engine
+        self._member = b"" if member is None else str(member).encode()
         self._broker = broker
         self._limits = limits
         self._mechanisms: list[bytes] = []
@@ -61,7 +66,7 @@ class BrokerHandshake:
         """
         match key:
             case methods.ConnectionStart.KEY:
-                start = handshake.advertise(payload)
+                start = handshake.advertise(payload, self._member)
                 if handshake.version(start) >= (4, 1):
                     self._least_frame = _LEAST_FRAME
                 self._mechanisms = start.mechanisms.split()

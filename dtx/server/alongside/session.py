@@ -92,7 +92,7 @@ class ProxySession(ChannelOwner):
         self.upstream = upstream = ProxyUpstream(self, self._unopened, self.upstream_lost)
         self._agree_with_broker = upstream.agreed
         self.upstream.handlers[0] = ChannelZero(self._on_broker_frame)
-        self._opening = BrokerHandshake(self.engine, store.broker, limits)
+        self._opening = BrokerHandshake(self.engine, store.broker, limits, manager.log.member)
         self._selecting = ChannelSelection(self)
         self._host: Address | None = None
         """The node of the broker that it is connected to."""

@@ -17,6 +17,8 @@ AMQPLAIN: Final = b"AMQPLAIN"
 PASSED: Final = (PLAIN, AMQPLAIN)
 """The mechanisms that can pass a proxy: they contain the user name, and are not bound to the transport."""
 CAPABILITY: Final = b"dtx"
+MEMBER: Final = b"dtx_member"
+"""The server property that distinguishes several active dtx. Clients join branches only at the member that has them."""
 
 _CAPABILITIES: Final = b"capabilities"
 _TRUE: Final = b"\x01"
@@ -54,11 +56,15 @@ def server_properties(texts: Mapping[bytes, bytes], capabilities: Iterable[bytes
     return b"".join(parts)
 
 
-def advertise(payload: bytes) -> ConnectionStart:
+def advertise(payload: bytes, member: bytes = b"") -> ConnectionStart:
     """Return the connection.start of a broker as dtx passes it on.
 
     The function adds ``dtx: true`` to ``capabilities`` in the server's properties, and keeps all other entries. It
     removes all mechanisms but those of :data:`PASSED`.
+
+    Args:
+        payload: the method of the broker.
+        member: the id of this dtx among several active ones; it is added to the server's properties.
 
     Raises:
         WireError: 502 if *payload* is malformed, 540 if the broker offers none of those mechanisms.
@@ -71,8 +77,10 @@ def advertise(payload: bytes) -> ConnectionStart:
     inner = next((entry.value for entry in properties if entry.key == _CAPABILITIES and entry.kind == b"F"), b"")
     kept = [entry.raw for entry in tables.entries(inner) if entry.key != CAPABILITY]
     capabilities = b"".join((*kept, tables.entry(CAPABILITY, b"t", _TRUE)))
-    parts = [entry.raw for entry in properties if entry.key != _CAPABILITIES]
+    parts = [entry.raw for entry in properties if entry.key not in (_CAPABILITIES, MEMBER)]
     parts.append(tables.entry(_CAPABILITIES, b"F", capabilities))
+    if member:
+        parts.append(tables.entry(MEMBER, b"S", member))
     return replace(start, server_properties=b"".join(parts), mechanisms=b" ".join(mechanisms))
 
 

@@ -58,7 +58,10 @@ def running(socket: Socket) -> ProxySession:
     """A session that has no broker behind it."""
     budget = Budget(0)
     copies = CopyRegister.disabled()
-    nothing: Any = SimpleNamespace(broker=None, budget=budget, quotas=Quotas((), budget), copies=copies, spawn=None)
+    log = SimpleNamespace(member=None)
+    nothing: Any = SimpleNamespace(
+        broker=None, budget=budget, quotas=Quotas((), budget), copies=copies, spawn=None, log=log
+    )
     limits = SessionLimits(
         max_channels=9, frame_max=131_072, max_message_bytes=1, max_kept_bytes=1, handshake_timeout=60
     )

@@ -117,6 +117,20 @@ public final class DtxXAConnection implements AutoCloseable {
         return factory.getUsername() + "@" + factory.getHost() + ":" + factory.getPort() + "/" + factory.getVirtualHost();
     }
 
+    /** Whether both are connected to the same dtx of several active ones. It connects those that are not connected. */
+    boolean hasMemberOf(DtxXAConnection other) {
+        try {
+            return this == other || member().equals(other.member());
+        } catch (IOException unreachable) {
+            return false; // separate branches are always right
+        }
+    }
+
+    private synchronized String member() throws IOException {
+        Object member = connected().getServerProperties().get("dtx_member");
+        return member == null ? "" : member.toString();
+    }
+
     /** The channel for work if it is open, else {@code null}. It opens no channel. */
     synchronized Channel workNow() {
         return work != null && work.isOpen() ? work : null;
@@ -171,15 +185,20 @@ public final class DtxXAConnection implements AutoCloseable {
         return coordination;
     }
 
-    private Channel open() throws IOException {
+    private Connection connected() throws IOException {
         if (closed) {
             throw new IOException("this DtxXAConnection is closed");
         }
         if (connection == null || !connection.isOpen()) {
             connection = connect();
         }
+        return connection;
+    }
+
+    private Channel open() throws IOException {
+        Connection open = connected();
         try {
-            Channel channel = connection.createChannel();
+            Channel channel = open.createChannel();
             if (channel == null) {
                 throw new IOException("dtx allows no further channel on this connection");
             }

@@ -171,10 +171,15 @@ final class DtxXAResource implements XAResource, Serializable {
         }
     }
 
-    /** Whether both have the same user, address and virtual host, so that one may join branches of the other. */
+    /**
+     * Whether one may join branches of the other: both have the same user, address and virtual host, and are connected
+     * to the same dtx, if several are active behind that address.
+     */
     @Override
     public boolean isSameRM(XAResource other) {
-        return connection.resourceManager().equals(resourceManager(other));
+        return connection.resourceManager().equals(resourceManager(other))
+                && (!(other instanceof DtxXAResource)
+                        || connection.hasMemberOf(((DtxXAResource) other).connection));
     }
 
     /** The resource manager of {@code other}; {@code null} if it is not dtx. */
