@@ -75,7 +75,9 @@ def _check_members(settings: Settings) -> None:
 
 def _check_certificates(settings: Settings) -> None:
     """Raise ConfigError with the name of the file that cannot be used; OpenSSL's errors do not name it."""
-    authorities = (("tls_ca", settings.tls_ca), ("broker_ca", settings.broker_ca))
+    authorities = (
+        ("tls_ca", settings.tls_ca), ("member_ca", settings.member_ca), ("broker_ca", settings.broker_ca),
+    )  # fmt: skip
     pairs = (
         ("tls_cert", settings.tls_cert, settings.tls_key),
         ("admin_tls_cert", settings.admin_tls_cert, settings.admin_tls_key),

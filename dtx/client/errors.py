@@ -65,9 +65,9 @@ class XAException(Exception):
     def facts(self) -> dict[str, str]:
         """The facts in the server's answer that programs can read.
 
-        The server gives ``state`` (of the branch) with reply code 503. It gives ``ended`` (the outcome of the branch)
-        and ``at`` (the time of its end) with reply code 404. Programs must use only these facts: the text after them
-        is for people and may change.
+        The server gives ``state`` (of the branch) with reply code 503, or ``member`` (the address of the dtx that has
+        the branch). It gives ``ended`` (the outcome of the branch) and ``at`` (the time of its end) with reply code
+        404. Programs must use only these facts: the text after them is for people and may change.
         """
         return facts_of(self.reason)
 

@@ -226,6 +226,12 @@ class Settings(BaseSettings):
         "amqp://host:port or amqps://host:port of this dtx for other dtx. With it, all dtx of the same rm and database "
         "are active together; without a port, it is that of the first listener. Needs --broker and --database.",
     )
+    member_ca: Path | None = _setting(
+        None,
+        _Group.DATABASE,
+        "Authority (PEM) that has signed the certificates of the other dtx at amqps://; default: that of tls_ca, else "
+        "those of the system. With tls_ca, certificates that it has signed are also accepted. Needs --advertise.",
+    )
     processes: int = _setting(
         1,
         _Group.DATABASE,
@@ -444,7 +450,9 @@ class Settings(BaseSettings):
     def _data_dir(cls, value: object) -> Path:
         return default_data_dir() if value is None else Path(str(value))
 
-    @field_validator("tls_cert", "tls_key", "tls_ca", "broker_ca", "admin_tls_cert", "admin_tls_key", "data_dir")
+    @field_validator(
+        "tls_cert", "tls_key", "tls_ca", "member_ca", "broker_ca", "admin_tls_cert", "admin_tls_key", "data_dir"
+    )
     @classmethod
     def _home(cls, value: Path | None) -> Path | None:
         return None if value is None else value.expanduser()
@@ -494,6 +502,8 @@ class Settings(BaseSettings):
             raise ValueError("tls_login needs tls_ca: without it, client certificates are not verified")
         if self.broker_ca is not None and self.broker is not None and not _is_amqps(self.broker):
             raise ValueError("broker_ca is given, but the broker URL begins with amqp:// and not with amqps://")
+        if self.member_ca is not None and self.advertise is None:
+            raise ValueError("member_ca needs advertise: without it, there are no other members")
         if self.advertise is not None:
             _check_address(self.advertise)
         if self.default_timeout > self.max_timeout:

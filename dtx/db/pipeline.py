@@ -190,12 +190,14 @@ class StatementRefused(Exception):
     Args:
         sqlstate: five characters.
         message: PostgreSQL's primary message.
+        constraint: name of the constraint that a row breaks; empty for other errors.
     """
 
-    def __init__(self, sqlstate: str, message: str) -> None:
+    def __init__(self, sqlstate: str, message: str, constraint: str = "") -> None:
         super().__init__(sqlstate, message)
         self.sqlstate = sqlstate
         self.message = message
+        self.constraint = constraint
 
 
 class _Exchange:
@@ -400,7 +402,8 @@ class PipelineSession:
             answer.set_result(exchange.results)
             return
         code = error.error_field(DiagnosticField.SQLSTATE) or b"XX000"
-        answer.set_exception(StatementRefused(code.decode(), self._message(error)))
+        constraint = error.error_field(DiagnosticField.CONSTRAINT_NAME) or b""
+        answer.set_exception(StatementRefused(code.decode(), self._message(error), constraint.decode()))
 
     def _message(self, result: PGresult) -> str:
         message = result.error_field(DiagnosticField.MESSAGE_PRIMARY) or result.error_message

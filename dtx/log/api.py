@@ -20,6 +20,7 @@ from dtx.log.records import (
 from dtx.xa.xid import Xid
 
 __all__ = [
+    "DuplicateXid",
     "InFlight",
     "LeaseHeld",
     "LeaseLost",
@@ -34,6 +35,10 @@ __all__ = [
 
 class LogConflict(LogError):
     """The row was not in the expected state and version, or the xid is already there. Nothing was written."""
+
+
+class DuplicateXid(LogConflict):
+    """Another branch has the xid of this one, or has ended since this one began. Nothing was written."""
 
 
 class LeaseHeld(LogError):
@@ -79,6 +84,10 @@ class TransactionLog(Protocol):
     @property
     def member(self) -> UUID | None:
         """This dtx in the rows of branches; ``None`` if it is alone."""
+
+    @property
+    def moment(self) -> str | None:
+        """A moment before now, for :attr:`~dtx.log.records.Insert.since`; ``None`` if this dtx is alone."""
 
     @property
     def disk_full(self) -> bool:
@@ -147,6 +156,9 @@ class TransactionLog(Protocol):
         Raises:
             LeaseLost: the lease is not valid: an unknown xid (404) could be wrong then.
         """
+
+    async def which_logged(self, keys: Sequence[tuple[str, Xid]]) -> set[tuple[str, Xid]]:
+        """Those of *keys*, pairs of virtual host and xid, that branches in the log have."""
 
     async def history(self, vhost: str | None, xid: Xid) -> list[JournalEntry]:
         """The journal of *xid*, oldest first; all vhosts where *vhost* is ``None``."""

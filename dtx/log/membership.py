@@ -32,6 +32,10 @@ _WATCH: Final = 0.5
 """Seconds between two looks at the other members."""
 _LONGEST_ADOPTION: Final = 600.0
 """Seconds: PostgreSQL moves some ten thousand branches a second."""
+_DELAY_OF_EACH: Final = 1e-5
+"""Seconds for each branch here by which an attempt to take branches is delayed: members with fewer come first."""
+_LONGEST_DELAY: Final = 0.7
+"""Seconds: longer than the time between two looks, so that an idle member comes before a busy one."""
 _SWEEPS: Final = 60
 """Looks between two searches for branches that belong to no member."""
 
@@ -74,8 +78,8 @@ WITH lease AS (
 DELETE FROM dtx.member USING lease WHERE instance = %(instance)s
 """
 _MEMBERS: Final = """
-SELECT instance, holder, process, address, expires_at < clock_timestamp() FROM dtx.member WHERE rm = %(rm)s
-ORDER BY joined_at, instance
+SELECT instance, holder, process, address, expires_at < clock_timestamp(), pg_current_snapshot()::text
+FROM dtx.member WHERE rm = %(rm)s ORDER BY joined_at, instance
 """
 _MAKE_PROOF: Final = """
 INSERT INTO dtx.member_secret (rm, secret) SELECT %(rm)s, %(secret)s
@@ -124,6 +128,7 @@ class Membership(Lease):
 
     Args:
         address: for other members: ``amqp://host:port``.
+        on_adopted: called after branches were taken, with the number of members that are gone, and of branches.
         arguments: of the lease.
     """
 
@@ -132,12 +137,21 @@ class Membership(Lease):
     _renewal_sql = _RENEW
     _release_sql = _LEAVE
 
-    def __init__(self, *arguments: Any, address: str, **more: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        address: str,
+        on_adopted: Callable[[int, int], None] | None = None,
+        **more: Any,
+    ) -> None:
         super().__init__(*arguments, **more)
+        self._on_adopted = on_adopted
         self.others: tuple[Member, ...] = ()
         """The other members, at the last look."""
         self.secrets: tuple[bytes, ...] = ()
         """What members prove to each other, at the last look."""
+        self.moment: str | None = None
+        """PostgreSQL's snapshot of the last look: what it does not show was committed later."""
         self.is_adopting = False
         """Whether branches that this member may have taken from others are not in its memory yet."""
         self._parameters |= {"address": address, "all": ALL_MEMBERS}
@@ -152,6 +166,7 @@ class Membership(Lease):
         self._reads = 0
         self._reader: psycopg.AsyncConnection | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._branches: Callable[[], int] = lambda: 0
 
     @property
     def is_current(self) -> bool:
@@ -225,17 +240,27 @@ class Membership(Lease):
                     for proof in (_ONE_AT_A_TIME, _IS_MEMBER):
                         if await (await cursor.execute(proof, given)).fetchone() != (True,):
                             return None
-                    for (instance,) in await (await cursor.execute(_REMOVE, given)).fetchall():
+                    removed = await (await cursor.execute(_REMOVE, given)).fetchall()
+                    for (instance,) in removed:
                         _log.warning("a member is gone, taking its branches", member=str(instance))
-                    return (await cursor.execute(_ADOPT, given)).rowcount
+                    taken = (await cursor.execute(_ADOPT, given)).rowcount
             except psycopg.errors.LockNotAvailable:
                 # It stopped in the middle of a group: PostgreSQL would wait for the other half for hours.
                 writers = [application_name("writer", instance) for instance in gone]
                 await session.execute(_END_WRITER, {"writers": writers})
                 return None
+        if self._on_adopted is not None:
+            self._on_adopted(len(removed), taken)
+        return taken
 
-    def watch(self, adopted: Callable[[], Awaitable[None]]) -> None:
-        """Look for members that are gone until :meth:`unwatch`; *adopted* is called after branches were taken."""
+    def watch(self, adopted: Callable[[], Awaitable[None]], branches: Callable[[], int] = lambda: 0) -> None:
+        """Look for members that are gone until :meth:`unwatch`.
+
+        Args:
+            adopted: called after branches were taken.
+            branches: returns the number of branches here. The member with the fewest takes those of others.
+        """
+        self._branches = branches
         self._watching = asyncio.create_task(self._watch(adopted), name="members")
 
     async def unwatch(self) -> None:
@@ -269,9 +294,10 @@ class Membership(Lease):
         secrets = await (await session.execute(_PROOFS, self._parameters)).fetchall()
         self.secrets = tuple(secret for (secret,) in secrets)
         rows = await (await session.execute(_MEMBERS, self._parameters)).fetchall()
+        self.moment = next((moment for *_, moment in rows), self.moment)
         self.others = tuple(
             Member(instance=instance, holder=holder, address=address, expired=expired, dead=is_dead(process))
-            for instance, holder, process, address, expired in rows
+            for instance, holder, process, address, expired, _ in rows
             if instance != self.instance
         )
         return self.others
@@ -295,6 +321,7 @@ class Membership(Lease):
         self._must_sweep |= bool(self._seen - there) or next(self._looks) % _SWEEPS == 0
         self._seen = there
         if gone or self._must_sweep:
+            await asyncio.sleep(min(_LONGEST_DELAY, self._branches() * _DELAY_OF_EACH))
             self.is_adopting = True  # also if the outcome is not known: then they are loaded as well
             taken = await self.adopt(gone, dead)
             self._must_sweep = taken is None

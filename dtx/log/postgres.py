@@ -37,6 +37,7 @@ class PostgresTransactionLog(LogQueries):
         rm: name of the resource manager; every row carries it, and one dtx at a time writes for it.
         holder: this dtx, for people; default ``host:pid``.
         address: for other members: ``amqp://host:port``. Without one this dtx is alone.
+        on_adopted: see :class:`~dtx.log.membership.Membership`.
         lease_ttl: seconds after which a standby takes over from a failed dtx.
         keep: retention periods of journal, archive, audit log and copies.
         retry_window: seconds for which a write waits for a database that is away.
@@ -56,6 +57,7 @@ class PostgresTransactionLog(LogQueries):
         *,
         holder: str | None = None,
         address: str | None = None,
+        on_adopted: Callable[[int, int], None] | None = None,
         lease_ttl: float = 15.0,
         keep: Keep = Keep(),
         retry_window: float = 10.0,
@@ -69,7 +71,7 @@ class PostgresTransactionLog(LogQueries):
         self._dsn = Dsn(url)
         self._unsafe = unsafe
         holder = holder or f"{socket.gethostname()}:{os.getpid()}"
-        lease = Lease if address is None else partial(Membership, address=address)
+        lease = Lease if address is None else partial(Membership, address=address, on_adopted=on_adopted)
         self._new_lease = partial(lease, self._dsn, rm, holder, ttl=lease_ttl, keep=keep, on_lost=on_lease_lost)
         self._new_writer = partial(
             Writer,
@@ -164,6 +166,11 @@ class PostgresTransactionLog(LogQueries):
     def member(self) -> UUID | None:
         """See :class:`dtx.log.api.TransactionLog`."""
         return None if self.membership is None else self.instance
+
+    @property
+    def moment(self) -> str | None:
+        """See :class:`dtx.log.api.TransactionLog`."""
+        return None if self.membership is None else self.membership.moment
 
     async def load_listed(self, vhost: str) -> AsyncIterator[BranchRecord]:
         """See :class:`dtx.log.api.TransactionLog`."""

@@ -205,6 +205,14 @@ LOAD_UNITS: Final = Query(
 )
 UNITS: Final = Query(select(*UNIT_COLUMNS).where(unit.c.branch_id == _BRANCH_ID).order_by(unit.c.number))
 FIND: Final = Query(select(*BRANCH_COLUMNS).where(branch.c.rm == _RM, branch.c.vhost == _VHOST, *_is_xid(branch)))
+_LOGGED: Final = Query(
+    text("""
+SELECT u.number FROM unnest(CAST(:vhosts AS text[]), CAST(:format_ids AS bigint[]), CAST(:gtrids AS bytea[]),
+    CAST(:bquals AS bytea[])) WITH ORDINALITY AS u(vhost, format_id, gtrid, bqual, number)
+CROSS JOIN LATERAL (SELECT FROM dtx.branch b WHERE b.rm = :rm AND b.vhost = u.vhost AND b.format_id = u.format_id
+    AND b.gtrid = u.gtrid AND b.bqual = u.bqual) AS found
+""")
+)
 _ENDING: Final = (
     select(journal.c.event, journal.c.at, journal.c.branch_id, journal.c.owner, journal.c.outcome)
     .where(
@@ -634,6 +642,17 @@ class LogQueries(ABC):
                 )
             )
         return Lookup()
+
+    async def which_logged(self, keys: Sequence[tuple[str, Xid]]) -> set[tuple[str, Xid]]:
+        """See :class:`dtx.log.api.TransactionLog`."""
+        rows = await self.fetch(
+            _LOGGED,
+            vhosts=[vhost for vhost, _ in keys],
+            format_ids=[xid.format_id for _, xid in keys],
+            gtrids=[xid.gtrid for _, xid in keys],
+            bquals=[xid.bqual for _, xid in keys],
+        )
+        return {keys[number - 1] for (number,) in rows}
 
     async def history(self, vhost: str | None, xid: Xid) -> list[JournalEntry]:
         """The journal of *xid*, oldest first; all vhosts where *vhost* is ``None``."""

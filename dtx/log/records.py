@@ -304,15 +304,20 @@ class Line(NamedTuple):
 
 @value
 class Insert:
-    """A branch enters the log, with all its work and units. LogConflict when (vhost, xid) is already there.
+    """A branch enters the log, with all its work and units. DuplicateXid when (vhost, xid) is already there.
 
     With a :class:`Line` the branch is a prepared one of version 1, without units and outcome.
+
+    Args:
+        since: a moment of the log before the branch began. DuplicateXid when a branch of another member with its xid
+            has ended since then. ``None`` if there are no other members.
     """
 
     branch: BranchRecord
     work: Sequence[WorkRow] = ()
     journal: JournalEntry | Line | None = None
     change: Change | None = None
+    since: str | None = None
 
 
 @value

@@ -30,6 +30,7 @@ from dtx.db.pipeline import CONFLICT, Bound, Statement, both, expect_all, in_pie
 from dtx.log import tables
 from dtx.log.changes import Change, Define, Slot, Store, mark, marks, pack_slots
 from dtx.log.records import (
+    ENDINGS,
     EXCLUSIVE,
     MOVED,
     WITH_OUTCOME,
@@ -48,6 +49,8 @@ LEASE_LOST: Final = "DTX02"
 """SQLSTATE raised when the writer's epoch is not that of the lease."""
 OUT_OF_ORDER: Final = "DTX03"
 """SQLSTATE raised when the group before this one was not written."""
+DUPLICATE_XID: Final = "DTX04"
+"""SQLSTATE raised when a branch of another member has ended with the xid of a new one."""
 
 PROOF: Final = (
     # The lock is the proof, not the read: it waits for a successor that is taking the lease, and a later successor
@@ -117,6 +120,12 @@ _VOTED: Final = {
 """The other columns of a branch that has only voted."""
 JOURNAL: Final = fields_of(tables.journal, without=("id", "xid8"), attributes=_XID)
 _LINE_ID: Final = Field("line", "", raw_uuids)
+_NEW: Final = (
+    *(column for column in BRANCH if column.name in {"vhost", *_XID, "started_at"}),
+    Field("since", "", texts),
+    _LINE_ID,
+)
+"""The columns of a branch that are compared with endings of other members."""
 VOTE: Final = (*(column for column in BRANCH if column.name not in _VOTED), _LINE_ID, Field("actor", "", texts))
 """The columns that differ between branches that enter with their vote: see :class:`Line`."""
 END: Final = (
@@ -146,6 +155,7 @@ BINDING: Final = fields_of(tables.binding)
 
 _branch_values = values_of(BRANCH[:-1])
 _vote_values = values_of(VOTE[:-3])
+_new_values = values_of(_NEW[:-2])
 _work_values = values_of(WORK)
 _unit_values = values_of(UNIT)
 _advance_values = values_of(ADVANCE)
@@ -298,6 +308,7 @@ COMPLETE_BRANCH: Final = Statement(
 )
 _COLUMNS: Final = ", ".join(column.name for column in BRANCH)
 _KNOWN: Final = {column.name for column in (*BRANCH, *END)}
+_ENDINGS: Final = ", ".join(f"'{event}'" for event in sorted(ENDINGS))
 _LINE: Final = {each.name: each.name if each.name in _KNOWN else "NULL" for each in JOURNAL} | {"branch_id": "id"}
 """The columns of a journal entry, and the columns of the branch's row that they are copied from."""
 
@@ -318,6 +329,21 @@ INSERT_VOTE: Final = Statement(
     + " FROM u WHERE $2::bigint >= 0",
     VOTE,
     proof=PROOF,
+)
+
+PROVE_NEW: Final = Statement(
+    b"prove_new",
+    # After the insert, which waits for the end of another branch with its xid: a statement sees what was committed
+    # before it began. A snapshot of PostgreSQL orders commits without any clock; the times only select partitions.
+    # Ids of lines begin with the number of their writer.
+    "SELECT dtx.require(NOT EXISTS (SELECT FROM "
+    f"{unnest(_NEW)} CROSS JOIN LATERAL (SELECT FROM dtx.journal j WHERE j.gtrid = u.gtrid AND j.bqual = u.bqual "
+    "AND j.at > u.started_at - interval '1 day' AND j.rm = $1::text AND j.vhost = u.vhost "
+    f"AND j.format_id = u.format_id AND j.event IN ({_ENDINGS}) "
+    "AND NOT pg_visible_in_snapshot(j.xid8, u.since::pg_snapshot) "
+    "AND substr(uuid_send(j.id), 1, 8) <> substr(uuid_send(u.line), 1, 8)) AS ended WHERE $2::bigint >= 0), "
+    f"'{DUPLICATE_XID}', 'a branch with this xid has ended since this one began')",
+    _NEW,
 )
 
 
@@ -430,6 +456,7 @@ STATEMENTS: Final = (
     END_WITH_OUTCOME,
     INSERT_BRANCH,
     INSERT_VOTE,
+    PROVE_NEW,
     INSERT_WORK,
     ADVANCE_BRANCH,
     PUT_UNIT,
@@ -486,6 +513,8 @@ def _insert(rows: _Rows, record: Insert, line_id: bytes) -> None:
         if branch.units:
             rows[PUT_UNIT] += [(branch.id, *_unit_values(unit)) for unit in branch.units]
         _line(rows, journal, line_id)
+    if record.since is not None:
+        rows[PROVE_NEW].append((*_new_values(branch), record.since, line_id))
     if record.work:
         rows[INSERT_WORK] += [(branch.id, *_work_values(work)) for work in record.work]
 

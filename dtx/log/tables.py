@@ -50,6 +50,8 @@ class Xid8(UserDefinedType[str]):
 
 
 _XID_LENGTHS: Final = "octet_length(gtrid) BETWEEN 1 AND 64 AND octet_length(bqual) <= 64"
+BRANCH_XID_KEY: Final = "branch_xid_key"
+"""The constraint of a branch whose xid is there already."""
 _FORMAT_ID: Final = "format_id BETWEEN 0 AND 4294967295"
 
 INVARIANTS: Final = {
@@ -110,7 +112,7 @@ branch: Final = Table(
     # The member that has it; null if dtx is alone. The session of the writer has the value.
     Column("member", Uuid, server_default=text("(NULLIF(current_setting('dtx.member'::text, true), ''::text))::uuid")),
     PrimaryKeyConstraint("id", name="branch_pkey"),
-    UniqueConstraint("rm", "vhost", "format_id", "gtrid", "bqual", name="branch_xid_key"),
+    UniqueConstraint("rm", "vhost", "format_id", "gtrid", "bqual", name=BRANCH_XID_KEY),
     _holds(
         "branch", "format_id", "gtrid", "bqual", "state", "version", "timeout", "publishes", "consumes", "bytes",
         "outcome", "published", "consumed",

@@ -52,11 +52,12 @@ from dtx.db.columns import int4s, int8s, raw_uuids, texts, times, uuids
 from dtx.db.connections import Dsn, application_name, session_settings
 from dtx.db.pipeline import CONFLICT, Bound, PipelineSession, SessionLost, Statement, StatementRefused
 from dtx.failpoint import Point
-from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable, OnWritten
+from dtx.log.api import DuplicateXid, LeaseLost, LogConflict, LogError, LogUnavailable, OnWritten
 from dtx.log.changes import Change, Slot
 from dtx.log.lease import Lease
 from dtx.log.records import Advance, Insert, JournalEntry, Line, LogWrite
-from dtx.log.statements import LEASE_LOST, PREPARED, WriteSequence, bind_group
+from dtx.log.statements import DUPLICATE_XID, LEASE_LOST, PREPARED, WriteSequence, bind_group
+from dtx.log.tables import BRANCH_XID_KEY
 from dtx.log.write_queue import Pending, WriteQueue, points_around
 from dtx.telemetry import get_logger
 
@@ -492,7 +493,11 @@ class Writer:
 
     async def _refused(self, pending: Pending, error: StatementRefused) -> None:
         """Answer for a record that was refused alone, or try it again."""
-        if error.sqlstate == CONFLICT or error.sqlstate.startswith(("21", "23")):
+        if error.sqlstate == DUPLICATE_XID:
+            pending.answer(DuplicateXid(error.message))
+        elif error.constraint == BRANCH_XID_KEY:
+            pending.answer(DuplicateXid("another branch has this xid"))
+        elif error.sqlstate == CONFLICT or error.sqlstate.startswith(("21", "23")):
             pending.answer(LogConflict(error.message))
         elif error.sqlstate in {"40001", "40P01", "55P03"} and time.monotonic() < pending.deadline:
             # serialization failure, deadlock, lock timeout: another session's lock

@@ -217,7 +217,7 @@ class BranchPersistence(ABC):
         entry.known()
         ending = found.ending if found.ending is not None and found.ending.branch_id == entry.id else None
         if entry.record is None and ending is None:
-            self._never(entry)
+            self.not_written(entry)
             return True  # it was never in the log; its work is still in memory
         event = ending.event if ending is not None and ending.event in ENDINGS else None
         self._apply_end(entry, event)
@@ -227,7 +227,7 @@ class BranchPersistence(ABC):
     def _found(self, entry: BranchRuntime, record: BranchRecord) -> None:
         entry.record = record
 
-    def _never(self, entry: BranchRuntime) -> None:  # noqa: B027 - a broker was not asked for anything yet
+    def not_written(self, entry: BranchRuntime) -> None:  # noqa: B027 - a broker was not asked for anything yet
         """Undo the preparations for the first write of the branch, which the log does not have."""
 
 
@@ -313,7 +313,7 @@ class BrokerPersistence(BranchPersistence):
         )
         rows = work.to_log({holder: unit.number for holder, unit in units.items()})
         journal = Line(JournalEvent.PREPARED, now, actor) if state is State.PREPARED else None
-        return Insert(branch=record, work=rows, journal=journal)
+        return Insert(branch=record, work=rows, journal=journal, since=entry.since)
 
     def _new_advance(
         self, entry: BranchRuntime, record: BranchRecord, effect: Persist, now: float, actor: str

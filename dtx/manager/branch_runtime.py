@@ -160,6 +160,7 @@ class BranchRuntime:
         "progress",
         "record",
         "settled",
+        "since",
         "started_at",
         "taken",
         "vhost",
@@ -173,6 +174,8 @@ class BranchRuntime:
         self.vhost = vhost
         self.id = new_branch_id()
         self.started_at = now
+        self.since: str | None = None
+        """A moment of the log before it began here, if there are other members."""
         self.work = work
         self.holdings: Holdings
         """Where it is counted; set when a branch begins, or is restored from the log."""

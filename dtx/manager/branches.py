@@ -19,7 +19,7 @@ from uuid import UUID
 
 from dtx.config.rules import QuotaResource
 from dtx.log.api import LogError, TransactionLog
-from dtx.log.records import JournalEnding
+from dtx.log.records import BranchRecord, JournalEnding, JournalEvent, LogState
 from dtx.manager.branch_persistence import BranchPersistence, log_failed
 from dtx.manager.branch_runtime import TAKING, BranchEnd, BranchRuntime
 from dtx.manager.effects import Reply, release
@@ -41,8 +41,20 @@ _IN_DOUBT: Final = QuotaResource.IN_DOUBT
 _HEURISTIC: Final = State.HEURISTIC
 _UNKNOWN: Final = State.UNKNOWN
 
+OF_VOTED: Final = (Operation.COMMIT, Operation.ROLLBACK, Operation.FORGET)
+"""Requests that a transaction manager sends to branches that have voted; for others, they concern the branch here."""
 MOST_TOMBSTONES: Final = 100_000
 """About 40 MB. A client may start branches, and have them rolled back, at any rate; the oldest are dropped."""
+_ANSWERS: Final = {
+    (Operation.PREPARE, JournalEvent.READ_ONLY): XaFlag.RDONLY,
+    (Operation.PREPARE, JournalEvent.ROLLED_BACK): XaFlag.RBROLLBACK,
+    (Operation.COMMIT, JournalEvent.COMMITTED): XaFlag.OK,
+    (Operation.ONE_PHASE, JournalEvent.COMMITTED): XaFlag.OK,
+    (Operation.ONE_PHASE, JournalEvent.ROLLED_BACK): XaFlag.RBROLLBACK,
+    (Operation.ROLLBACK, JournalEvent.ROLLED_BACK): XaFlag.OK,
+    (Operation.FORGET, JournalEvent.FORGOTTEN): XaFlag.OK,
+}
+"""The answers to requests after which a branch ended like that."""
 AGES: Final = (60, 600, 3600, 86_400)
 """Limits of the ages by which branches are counted, seconds since their start: minutes, an hour, a day."""
 
@@ -68,14 +80,15 @@ class Elsewhere(XaError):
     It is also the answer for a caller that cannot ask other members: 541, or 404 if the log does not have the branch.
 
     Args:
-        member: that the log names; ``None`` if the log does not have the branch.
+        branch: the row in the log, which names the member; ``None`` if the log does not have the branch.
         arguments: of the answer.
         ending: that the log has for an earlier branch of the xid.
     """
 
-    def __init__(self, member: UUID | None, *arguments: Any, ending: JournalEnding | None = None) -> None:
+    def __init__(self, branch: BranchRecord | None, *arguments: Any, ending: JournalEnding | None = None) -> None:
         super().__init__(*arguments)
-        self.member = member
+        self.branch = branch
+        self.member = None if branch is None else branch.member
         self.ending = ending
 
 
@@ -241,7 +254,7 @@ class Branches:
             while (entry := self.get(who.vhost, xid)) is not None:
                 self.authorise(entry, who)
                 if entry.idle:
-                    if operation is not Operation.ROLLBACK or not self.may_be_another(entry):
+                    if operation not in OF_VOTED or not self.may_be_another(entry):
                         return entry
                     await self._look_up(who, xid, operation, entry.id)
                     if self.has(entry) and entry.idle:
@@ -299,7 +312,7 @@ class Branches:
         if found.branch is not None:
             if found.branch.member != member and member is not None:
                 raise Elsewhere(
-                    found.branch.member,
+                    found.branch,
                     ReplyCode.INTERNAL_ERROR,
                     f"another member has the branch, try again there (xid {xid})",
                 )
@@ -322,6 +335,40 @@ class Branches:
         if member is not None:
             raise Elsewhere(None, ReplyCode.NOT_FOUND, reason, facts, ending=found.ending)
         raise XaError(ReplyCode.NOT_FOUND, reason, facts)
+
+    async def answer_of_log(self, who: Requester, xid: Xid, operation: Operation, found: Elsewhere) -> XaFlag | None:
+        """The answer to a request whose answer by another member was lost.
+
+        Args:
+            who: the user of the request.
+            xid: of the branch.
+            operation: the request.
+            found: what the log had before the request.
+
+        Returns:
+            The answer of the member; ``None`` as long as the log does not prove it.
+
+        Raises:
+            XaError: 541 when the log cannot be read.
+        """
+        before = found.branch
+        try:
+            lookup = await self._log.lookup(who.vhost, xid, None if before is None else before.id)
+        except LogError as error:
+            raise log_failed(error, operation, xid) from error
+        branch, ending = lookup.branch, lookup.ending
+        flag: XaFlag | None = None
+        owner = ""
+        if branch is not None and (before is None or before.id == branch.id):
+            owner = branch.owner
+            if branch.outcome is not None and branch.state is LogState.HEURISTIC and operation in OF_VOTED[:2]:
+                flag = branch.outcome.flag
+            elif before is None and operation is Operation.PREPARE and branch.state is LogState.PREPARED:
+                flag = XaFlag.OK
+        elif branch is None and ending is not None and ending != found.ending:
+            owner = ending.owner
+            flag = _ANSWERS.get((operation, ending.event))
+        return flag if who.operator or self.may(owner, who.user) else None
 
     async def wait(self, entry: BranchRuntime) -> None:
         """Wait until the operation on *entry* has finished.

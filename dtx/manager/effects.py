@@ -15,7 +15,7 @@ from typing import Final, assert_never
 
 from dtx import failpoint
 from dtx.failpoint import Point
-from dtx.log.api import InFlight, LogError, TransactionLog
+from dtx.log.api import DuplicateXid, InFlight, LogError, TransactionLog
 from dtx.log.records import LogWrite
 from dtx.manager.branch_persistence import BranchPersistence, LoggedEffect, log_failed
 from dtx.manager.branch_runtime import BranchRuntime
@@ -29,8 +29,10 @@ from dtx.xa.model import (
     Complete,
     Effect,
     Event,
+    Happened,
     Note,
     NoteStuck,
+    Operation,
     Persist,
     PutBack,
     Refuse,
@@ -219,7 +221,7 @@ class Effects:
         A write and the answer after it, enough for most branches, are handled here, all others in :meth:`_other`.
         """
         while True:
-            event = None
+            event: Event | None = None
             for effect in effects:
                 match effect:
                     case Answer():
@@ -236,6 +238,12 @@ class Effects:
                         record = self._durable.writing(entry, effect, time.time(), actor)
                         try:
                             yield record
+                        except DuplicateXid as error:
+                            _log.warning("branch cannot vote", xid=entry.xid, vhost=entry.vhost, reason=str(error))
+                            event = Happened(operation=Operation.DUPLICATE, vote=self._durable.vote(entry))
+                            branch = entry.branch
+                            self._durable.not_written(entry)
+                            break
                         except LogError as error:
                             raise self._durable.failed(entry, record, _description(effect), error) from error
                         self._durable.written(entry, effect, record)

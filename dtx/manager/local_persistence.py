@@ -204,7 +204,8 @@ class LocalPersistence(BranchPersistence):
                 pass
         entry.plan = None
 
-    def _never(self, entry: BranchRuntime) -> None:
+    def not_written(self, entry: BranchRuntime) -> None:
+        """See :meth:`BranchPersistence.not_written`."""
         plan, entry.plan = entry.plan, None
         if plan is not None:  # its published messages keep no queue alive now; it still has the consumed ones
             self._store.rolled_back(plan.published, ())

@@ -17,11 +17,12 @@ from dtx.log.api import LogError, TransactionLog
 from dtx.log.records import Redirect
 from dtx.manager.branch_persistence import BranchPersistence, BrokerPersistence
 from dtx.manager.branch_runtime import TAKING, BranchDecision, BranchRuntime
-from dtx.manager.branches import Branches, Elsewhere, Requester
+from dtx.manager.branches import OF_VOTED, Branches, Elsewhere, Requester
 from dtx.manager.broker import BrokerEffects
 from dtx.manager.effects import Effects, Reply, release
 from dtx.manager.limits import DiskAlarm, Limits, Quotas
 from dtx.manager.local_persistence import LocalPersistence
+from dtx.manager.logged_xids import LoggedXids
 from dtx.manager.maintenance import Maintenance
 from dtx.store.api import BrokerStore, LocalStore
 from dtx.store.slices import Slices, in_slices
@@ -51,7 +52,6 @@ _log = get_logger(part="manager")
 _BRANCHES: Final = QuotaResource.BRANCHES
 _IN_DOUBT: Final = QuotaResource.IN_DOUBT
 _PREPARE: Final = Operation.PREPARE
-_ROLLBACK: Final = Operation.ROLLBACK
 _START: Final = Operation.START
 _OK: Final = XaFlag.OK
 _DOOMED: Final = (State.ROLLBACK_ONLY, State.TIMED_OUT)
@@ -62,6 +62,10 @@ _NOTIFIED_AT_ONCE: Final = 25
 
 class OtherMembers(Protocol):
     """The other members of the resource manager."""
+
+    @property
+    def exist(self) -> bool:
+        """Whether there were any at the last look."""
 
     async def order(self, given: Mapping[str, Any], member: UUID) -> Mapping[str, Any] | None:
         """Let *member* carry out an operator's order.
@@ -85,7 +89,7 @@ class OtherMembers(Protocol):
         Args:
             who: the user of the request.
             xid: of the branch.
-            operation: the request.
+            operation: the request; also of the class dtx-demarcation, which no other member carries out.
             seconds: the timeout to set.
             found: why the branch is not here.
             until: end of the attempts, by the clock of the event loop.
@@ -94,7 +98,8 @@ class OtherMembers(Protocol):
             The answer: a flag, or the timeout; ``None`` if the branch may be here now.
 
         Raises:
-            XaError: the answer of the other member; 404, no member has the branch; 541, the outcome is not known.
+            XaError: the answer of the other member; 404, no member has the branch; 503, another member has it;
+                541, the outcome is not known.
         """
 
 
@@ -140,6 +145,7 @@ class BranchManager:
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: list[asyncio.Task[None]] = []
         self._clock = time.monotonic
+        self._xids = LoggedXids(log)
 
     # -- life cycle
 
@@ -225,13 +231,20 @@ class BranchManager:
         return self._branches.may(entry.branch.owner, user)
 
     def demarcate(
-        self, who: Requester, xid: Xid, operation: Operation, channel: ChannelId
+        self, who: Requester, xid: Xid, operation: Operation, channel: ChannelId, *, is_new: bool = False
     ) -> tuple[XaFlag, BranchRuntime] | None:
         """Start and end, in all their forms. They change only memory, so they await nothing.
 
+        Args:
+            who: the user of the request.
+            xid: of the branch.
+            operation: the request.
+            channel: of the request.
+            is_new: whether :meth:`settle` has just found that no other member has the branch.
+
         Returns:
-            The answer and the branch; ``None`` while another operation runs on it or its state is uncertain (wait with
-            :meth:`settle`).
+            The answer and the branch; ``None`` while another operation runs on it, its state is uncertain, or another
+            member may have it (wait with :meth:`settle`).
 
         Raises:
             XaError: as the table says. 403 for another user's branch. 404 for an unknown xid. 506 for a new branch
@@ -246,6 +259,8 @@ class BranchManager:
                 if not self.log.lease_valid:  # all branches were loaded at startup, which is valid only with the lease
                     raise XaError(ReplyCode.INTERNAL_ERROR, f"{operation}: this dtx is not the active one (xid {xid})")
                 raise XaError(ReplyCode.NOT_FOUND, f"unknown xid {xid}")
+            if not is_new and self.others is not None and self.others.exist:
+                return None  # another member may have it
             entry = self._begin(who, xid)
         elif operation is not _START:  # a second start is refused as 530, for any user
             self._branches.authorise(entry, who)
@@ -285,29 +300,33 @@ class BranchManager:
         work = HeldWork(limits.branch_bytes, limits.branch_messages, holdings.budget)
         entry = BranchRuntime(branch, who.vhost, now=time.time(), work=work)
         entry.holdings = holdings
+        entry.since = self.log.moment
         return entry
 
-    async def settle(self, who: Requester, xid: Xid) -> None:
-        """Wait until no operation runs on *xid* and its state is certain.
+    async def settle(self, who: Requester, xid: Xid, operation: Operation) -> bool:
+        """Wait until *operation* on *xid* is possible: no other runs, and its state is certain.
+
+        Returns:
+            Whether the branch is new: a start may begin it.
 
         Raises:
             XaError: 541, it takes too long, or the log cannot be read. If there are other members, also 404 for an
-                unknown xid, and 503: another member has the branch.
+                unknown xid, 503: another member has the branch, and 530 for a start without join or resume.
         """
         entry = self._branches.get(who.vhost, xid)
         if entry is None:
-            if self.others is not None:
-                found = await self._find_anywhere(who, xid, Operation.GET_TIMEOUT, _ignore_answer)
-                if not isinstance(found, BranchRuntime):
-                    raise XaError(
-                        ReplyCode.COMMAND_INVALID,
-                        f"another member has the branch: start and end work only where it began (xid {xid})",
-                    )
-            return
-        if entry.busy:
+            if self.others is None:
+                return operation is _START
+            if operation is _START:
+                if await self._xids.is_logged(who.vhost, xid):
+                    raise XaError(ReplyCode.NOT_ALLOWED, f"already known: another member has the branch (xid {xid})")
+                return True
+            await self._find_anywhere(who, xid, operation, _ignore_answer)
+        elif entry.busy:
             await self._branches.wait(entry)
         elif entry.uncertain:
             await self._branches.reread(entry)
+        return False
 
     def channel_lost(self, channel: ChannelId, entries: Sequence[BranchRuntime]) -> None:
         """Handle the loss of a channel that was associated or suspended with *entries*.
@@ -342,7 +361,7 @@ class BranchManager:
             entry is None
             or not entry.idle
             or not (entry.branch.owner == who.user or self.may_control(entry, who.user))
-            or (operation is _ROLLBACK and self._branches.may_be_another(entry))
+            or (operation in OF_VOTED and self._branches.may_be_another(entry))
         ):
             self._answer(self._find_and_request(who, xid, operation, reply), xid, operation, reply)
             return
@@ -403,6 +422,10 @@ class BranchManager:
                 answer = await self.others.ask(who, xid, operation, seconds, found, until)
                 if answer is not None:
                     return answer
+
+    async def answer_of_log(self, who: Requester, xid: Xid, operation: Operation, found: Elsewhere) -> XaFlag | None:
+        """See :meth:`Branches.answer_of_log`."""
+        return await self._branches.answer_of_log(who, xid, operation, found)
 
     async def ask_here(
         self, who: Requester, xid: Xid, operation: Operation, seconds: int, *, unvoted: bool

@@ -54,8 +54,13 @@ class DemarcationHandler:
         """The branch *xid*, if the channel is associated or suspended with it."""
         return self._branches.get(xid)
 
-    def run(self, call: methods.DtxStart | methods.DtxEnd, who: Requester) -> bytes | None:
+    def run(self, call: methods.DtxStart | methods.DtxEnd, who: Requester, *, is_new: bool = False) -> bytes | None:
         """Run dtx-demarcation.start or end.
+
+        Args:
+            call: the client's method.
+            who: the client.
+            is_new: see :meth:`BranchManager.demarcate`.
 
         Returns:
             The answering frame; ``None`` while another operation runs on the branch (then use :meth:`run_later`).
@@ -64,15 +69,17 @@ class DemarcationHandler:
             XaError: 503, start on an associated channel; all others as :meth:`BranchManager.demarcate`.
         """
         if self._metrics.traces is not None:
-            return self._run_traced(self._metrics.traces, call, who)
-        return self._run(call, who)
+            return self._run_traced(self._metrics.traces, call, who, is_new)
+        return self._run(call, who, is_new)
 
-    def _run_traced(self, traces: Traces, call: methods.DtxStart | methods.DtxEnd, who: Requester) -> bytes | None:
+    def _run_traced(
+        self, traces: Traces, call: methods.DtxStart | methods.DtxEnd, who: Requester, is_new: bool
+    ) -> bytes | None:
         operation = "start" if isinstance(call, methods.DtxStart) else "end"
         place = cast("tuple[int, int]", getattr(self._channel, "place", (0, self._number)))
         span = tracing.Span(traces, operation, call.xid, who, place, self._manager.known(who.vhost, call.xid))
         try:
-            frame = self._run(call, who)
+            frame = self._run(call, who, is_new)
         except XaError as error:
             span.end(error)
             raise
@@ -81,9 +88,9 @@ class DemarcationHandler:
             span.end(self._flag)
         return frame
 
-    def _run(self, call: methods.DtxStart | methods.DtxEnd, who: Requester) -> bytes | None:
+    def _run(self, call: methods.DtxStart | methods.DtxEnd, who: Requester, is_new: bool) -> bytes | None:
         operation = self._operation(call)
-        result = self._manager.demarcate(who, call.xid, operation, self._channel)
+        result = self._manager.demarcate(who, call.xid, operation, self._channel, is_new=is_new)
         if result is None:
             return None
         flag, entry = result
@@ -121,11 +128,12 @@ class DemarcationHandler:
         Raises:
             XaError: as :meth:`run`, or 541 after the time limit.
         """
+        operation = self._operation(call)
         while is_open():
-            await self._manager.settle(who, call.xid)
+            is_new = await self._manager.settle(who, call.xid, operation)
             if not is_open():
                 break
-            frame = self.run(call, who)
+            frame = self.run(call, who, is_new=is_new)
             if frame is not None:
                 return frame
         return b""

@@ -268,6 +268,7 @@ async def _open_log(
         url,
         settings.rm,
         address=address,
+        on_adopted=metrics.branches_taken,
         lease_ttl=settings.lease_ttl,
         keep=Keep(
             journal=max(1, round(settings.journal_retention / _DAY)),
@@ -311,7 +312,8 @@ def _server_tls(settings: Settings) -> ssl.SSLContext | None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(settings.tls_cert, settings.tls_key)
     if settings.tls_ca is not None:
-        context.load_verify_locations(settings.tls_ca)
+        for authority in filter(None, (settings.tls_ca, settings.member_ca)):
+            context.load_verify_locations(authority)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 

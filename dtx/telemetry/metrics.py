@@ -126,10 +126,25 @@ class Metrics:
         self.log_queue: Final = gauge("dtx_log_queue", "Log records that wait for the database.")
         self.commit_connection_numbers: Final = _CommitConnections(registry).set
         """Set the metrics of commit connections; see :class:`CommitConnectionNumbers`."""
-        self._operations: Final = _Operations()
+        self._operations: Final = _Operations(
+            ("dtx_operations", "Calls of the dtx classes.", "answer"),
+            ("dtx_operation_seconds", "Time from the last byte of a call to its answer."),
+        )
         self.operation_done: Final = self._operations.done
         """Count one call of the dtx classes; see :meth:`_Operations.done`."""
         registry.register(self._operations)
+        self.members: Final = gauge("dtx_members", "Active dtx that share the branches; 0 for a dtx that is alone.")
+        self.takeovers: Final = counter("dtx_takeovers", "Members whose branches this one took.")
+        self.branches_adopted: Final = counter(
+            "dtx_branches_adopted", "Branches that this member took from others, also from those that had left."
+        )
+        self._hops: Final = _Operations(
+            ("dtx_forwarded_requests", "Requests that this member sent to another one.", "result"),
+            ("dtx_forwarded_request_seconds", "Time from a request to the answer of another member."),
+        )
+        self.request_forwarded: Final = self._hops.done
+        """Count one request to another member; see :meth:`_Operations.done`."""
+        registry.register(self._hops)
         self._lag: Final = _LoopLag()
         self.loop_lagged: Final = self._lag.seconds.observe
         """Count one measurement of the event loop, in seconds."""
@@ -176,6 +191,11 @@ class Metrics:
         self.validation_misses: Final = validations.labels("miss")
         self.traffic: Final = Traffic()
         registry.register(_TrafficCollector(self.traffic))
+
+    def branches_taken(self, members: int, branches: int) -> None:
+        """Count *branches* that were taken from *members* that are gone, and from those that had left."""
+        self.takeovers.inc(members)
+        self.branches_adopted.inc(branches)
 
     def render(self) -> bytes:
         """All metrics in the text format of Prometheus."""
@@ -392,9 +412,16 @@ class _Commits(Collector):
 
 
 class _Operations(Collector):
-    """Calls of the dtx classes, four times for each branch."""
+    """Calls of the dtx classes, four times for each branch; or requests between members.
 
-    def __init__(self) -> None:
+    Args:
+        counts: name, text and second label of the metric that counts them.
+        seconds: name and text of the metric of their times.
+    """
+
+    def __init__(self, counts: tuple[str, str, str], seconds: tuple[str, str]) -> None:
+        self._counts = counts
+        self._seconds = seconds
         self._done: dict[tuple[str, str], _Histogram] = {}
         """Durations by operation and answer."""
 
@@ -403,8 +430,9 @@ class _Operations(Collector):
 
         Args:
             operation: the method, for example ``prepare``.
-            answer: the flag's name in the XML (``xa-ok``), or the reply code (``404``).
-            seconds: from the last byte of the call to its answer.
+            answer: the flag's name in the XML (``xa-ok``), or the reply code (``404``). Between members: ``done``,
+                ``refused``, ``elsewhere``, ``unreachable`` or ``lost``.
+            seconds: until its answer.
         """
         done = self._done.get((operation, answer))
         if done is None:
@@ -412,14 +440,14 @@ class _Operations(Collector):
         done.observe(seconds)
 
     def collect(self) -> Iterable[Metric]:
-        counts = CounterMetricFamily("dtx_operations", "Calls of the dtx classes.", labels=["operation", "answer"])
+        name, text, answer = self._counts
+        counts = CounterMetricFamily(name, text, labels=["operation", answer])
         times: dict[str, _Histogram] = {}
         for (operation, answer), done in self._done.items():
             counts.add_metric([operation, answer], done.count)
             times.setdefault(operation, _Histogram(_FAST_SECONDS)).add(done)
         yield counts
-        text = "Time from the last byte of a call to its answer."
-        seconds = HistogramMetricFamily("dtx_operation_seconds", text, labels=["operation"])
+        seconds = HistogramMetricFamily(*self._seconds, labels=["operation"])
         for operation, of_it in times.items():
             of_it.add_to(seconds, [operation])
         yield seconds

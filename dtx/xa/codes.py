@@ -94,7 +94,8 @@ class XaError(Exception):
     Args:
         code: the AMQP reply code for the peer.
         reason: for people; lower case, no full stop: what was tried, and on what.
-        facts: for programs: ``state`` of the branch (503); how it ``ended``, and the time ``at`` which it ended (404).
+        facts: for programs: ``state`` of the branch, or the address of the ``member`` that has it (503); how it
+            ``ended``, and the time ``at`` which it ended (404).
         cause: for programs that use the HTTP API.
     """
 

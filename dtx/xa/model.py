@@ -68,6 +68,7 @@ class Operation(StrEnum):
     APPLIED = "applied"
     PUT_BACK = "put-back"
     STUCK = "stuck"
+    DUPLICATE = "duplicate"
     HEURISTIC_COMMIT = "heuristic-commit"
     HEURISTIC_ROLLBACK = "heuristic-rollback"
     DISCARD = "discard"

@@ -121,6 +121,8 @@ _ROWS: Final[tuple[_Row, ...]] = (
     ((TAKING, TAKING_1P), _O.NOT_TAKEN, _BROKER, U, (Complete(ending=Ending.ROLLED_BACK), *_REMEMBER_RB)),
     # Taken in part, or unknown: messages are put back (repeated, never lost). The vote need not wait for that.
     ((TAKING, TAKING_1P), _O.TAKEN_IN_PART, _BROKER, B, (Persist(state=B), *_REMEMBER_RB, PutBack())),
+    # The log has not taken the vote: a branch of another member has the xid, or has ended with it meanwhile.
+    (I, _O.DUPLICATE, (_V.PUBLISHED, _V.CONSUMED, _V.BOTH, _V.LOCAL), U, _REMEMBER_RB),
     (R, _O.PREPARE, _FREE, U, _REMEMBER_RB),
     (T, _O.PREPARE, _FREE, U, _REMEMBER_RBTIMEOUT),
     # dtx-coordination.commit, one-phase

@@ -119,9 +119,9 @@ def a_line(branch: BranchRecord, event: JournalEvent = JournalEvent.PREPARED, **
     return JournalEntry(**(values | changes))
 
 
-def an_insert(branch: BranchRecord, *work: WorkRow) -> Insert:
+def an_insert(branch: BranchRecord, *work: WorkRow, since: str | None = None) -> Insert:
     """The prepare record of *branch*, with *work* or one publish."""
-    return Insert(branch=branch, work=work or (a_publish(),), journal=a_line(branch))
+    return Insert(branch=branch, work=work or (a_publish(),), journal=a_line(branch), since=since)
 
 
 def a_commit(branch: BranchRecord, **changes: Any) -> Advance:

@@ -12,7 +12,7 @@ from enum import Enum, auto
 from typing import Any, Final, assert_never
 from uuid import UUID
 
-from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable, OnWritten
+from dtx.log.api import DuplicateXid, LeaseLost, LogConflict, LogError, LogUnavailable, OnWritten
 from dtx.log.changes import Change, Define, Definitions, QueueContents, Slot, Store, StoredMessage
 from dtx.log.records import (
     ENDINGS,
@@ -141,6 +141,11 @@ class MemoryLog:
         return None
 
     @property
+    def moment(self) -> str | None:
+        """Always ``None``: it is alone."""
+        return None
+
+    @property
     def disk_full(self) -> bool:
         """Always False."""
         return False
@@ -229,7 +234,9 @@ class MemoryLog:
 
     def _insert(self, record: Insert) -> None:
         branch = record.branch
-        if branch.id in self.database.rows or self._row(branch.vhost, branch.xid) is not None:
+        if self._row(branch.vhost, branch.xid) is not None:
+            raise DuplicateXid(f"the xid is in the log already (xid {branch.xid})")
+        if branch.id in self.database.rows:
             raise LogConflict(f"the branch is in the log already (xid {branch.xid})")
         _check_branch(branch)
         _check_unique("unit", [unit.number for unit in branch.units])
@@ -443,6 +450,11 @@ class MemoryLog:
                 event=last.event, at=last.at, branch_id=last.branch_id, owner=last.owner, outcome=last.outcome
             )
         )
+
+    async def which_logged(self, keys: Sequence[tuple[str, Xid]]) -> set[tuple[str, Xid]]:
+        """Those of *keys* that branches have."""
+        self._require_reachable()
+        return {key for key in keys if self._row(*key) is not None}
 
     async def history(self, vhost: str | None, xid: Xid) -> list[JournalEntry]:
         """The journal of *xid*, oldest first."""

@@ -144,6 +144,7 @@ def test_a_missing_or_broken_file_is_one_sentence(tmp_path: Path) -> None:
         ({"journal_retention": "1h"}, "--journal-retention: input should be greater than or equal to 86400"),
         ({"tls_cert": "/c"}, "tls_cert and tls_key go together"),
         ({"tls_ca": "/c"}, "tls_ca needs tls_cert and tls_key"),
+        ({"member_ca": "/c"}, "member_ca needs advertise"),
         ({"tls_login": True, "tls_cert": "/c", "tls_key": "/k"}, "tls_login needs tls_ca"),
         ({"broker": "amqp://h", "broker_ca": "/c"}, "begins with amqp:// and not with amqps://"),
         ({"management": "amqp://h"}, "must begin with http:// or https://"),

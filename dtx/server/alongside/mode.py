@@ -158,7 +158,7 @@ async def open_alongside(
     stack.push_async_callback(store.close)
     manager = BranchManager(log, store, limits, metrics)
     stack.push_async_callback(manager.close)
-    peers = None if membership is None else _join(settings, manager, copies, membership, stack)
+    peers = None if membership is None else _join(settings, manager, copies, membership, metrics, stack)
     await manager.start()
     loaded.set()
     await manager.takings_decided(_TAKINGS)
@@ -168,7 +168,7 @@ async def open_alongside(
             copies.load(await log.load_copies())
             await manager.take_over()
 
-        membership.watch(adopted)
+        membership.watch(adopted, lambda: len(manager))
         stack.push_async_callback(membership.unwatch)
     limits_10 = Limits10.of(settings)
     session_limits = SessionLimits.of(settings)
@@ -189,13 +189,19 @@ async def open_alongside(
 
 
 def _join(
-    settings: Settings, manager: BranchManager, copies: CopyRegister, membership: Membership, stack: AsyncExitStack
+    settings: Settings,
+    manager: BranchManager,
+    copies: CopyRegister,
+    membership: Membership,
+    metrics: Metrics,
+    stack: AsyncExitStack,
 ) -> PeerServer:
     """Let other members forward their requests here, and take over from them when they are gone."""
-    tls = ssl.create_default_context(cafile=settings.tls_ca)
+    tls = ssl.create_default_context(cafile=settings.member_ca or settings.tls_ca)
     if settings.tls_cert is not None:
         tls.load_cert_chain(settings.tls_cert, settings.tls_key)
-    forwarding = Forwarding(manager, membership, tls)
+    forwarding = Forwarding(manager, membership, tls, metrics)
+    metrics.members.set_function(lambda: 1 + sum(not (other.expired or other.dead) for other in membership.others))
     peers = PeerServer(
         membership.holder,
         lambda: membership.secrets,

@@ -146,8 +146,11 @@ class TransactionWork:
 
     # -- begin and end
 
-    def begin(self) -> XaFlag | None:
+    def begin(self, *, is_new: bool = False) -> XaFlag | None:
         """Start the branch, or join it.
+
+        Args:
+            is_new: whether no member has the branch.
 
         Returns:
             The answer; ``None`` while another operation runs on it.
@@ -155,22 +158,47 @@ class TransactionWork:
         Raises:
             XaError: as :meth:`BranchManager.demarcate`.
         """
-        result = self._demarcate(self.xid, Operation.START) if self.local else self._join(self.xid)
+        if self.local:
+            result = self._demarcate(self.xid, Operation.START, is_new=True)  # its xid is random
+        else:
+            result = self._join(self.xid, is_new=is_new)
         if result is None:
             return None
         flag, self.entry = result
         return flag
 
-    def _join(self, xid: Xid) -> tuple[XaFlag, BranchRuntime] | None:
+    async def wait_to_join(self, xid: Xid) -> bool:
+        """Wait until :meth:`begin` and :meth:`promote` can join or start the branch *xid*.
+
+        Returns:
+            Whether no member has the branch.
+
+        Raises:
+            XaError: 503, another member has it; 541.
+        """
         try:
-            return self._demarcate(xid, Operation.JOIN)
+            return await self._connection.manager.settle(self._connection.who, xid, Operation.JOIN)
         except XaError as error:
             if error.code is not ReplyCode.NOT_FOUND:
                 raise
-        return self._demarcate(xid, Operation.START)
+        return True
 
-    def promote(self, xid: Xid) -> bool:
+    def _join(self, xid: Xid, *, is_new: bool) -> tuple[XaFlag, BranchRuntime] | None:
+        manager, who = self._connection.manager, self._connection.who
+        if not is_new or manager.known(who.vhost, xid) is not None:
+            try:
+                return self._demarcate(xid, Operation.JOIN)
+            except XaError as error:
+                if error.code is not ReplyCode.NOT_FOUND:
+                    raise
+        return self._demarcate(xid, Operation.START, is_new=is_new)
+
+    def promote(self, xid: Xid, *, is_new: bool = False) -> bool:
         """Move the work of a local transaction to the branch *xid*, and work for that from now on.
+
+        Args:
+            xid: of the branch.
+            is_new: whether no member has it.
 
         Returns:
             Whether that is done; false while another operation runs on one of the two branches.
@@ -183,7 +211,7 @@ class TransactionWork:
             return False
         if own is None or not self.is_active:
             raise rolled_back(XaFlag.RBTIMEOUT if entry.branch.state is State.TIMED_OUT else XaFlag.RBROLLBACK)
-        joined = self._join(xid)
+        joined = self._join(xid, is_new=is_new)
         if joined is None:
             return False
         flag, branch = joined
@@ -233,8 +261,10 @@ class TransactionWork:
         result = self._demarcate(self.xid, end_operation(fail=fail, suspend=False))
         return None if result is None else result[0]
 
-    def _demarcate(self, xid: Xid, operation: Operation) -> tuple[XaFlag, BranchRuntime] | None:
-        return self._connection.manager.demarcate(self._connection.who, xid, operation, self)
+    def _demarcate(
+        self, xid: Xid, operation: Operation, *, is_new: bool = False
+    ) -> tuple[XaFlag, BranchRuntime] | None:
+        return self._connection.manager.demarcate(self._connection.who, xid, operation, self, is_new=is_new)
 
     # -- work
 
@@ -272,7 +302,7 @@ class TransactionWork:
         """
         while self._validations:
             await wait(self._validations)
-        await self._connection.manager.settle(self._connection.who, self.xid)
+        await self._connection.manager.settle(self._connection.who, self.xid, Operation.END)
 
     def withdraw(self, message: HeldPublish) -> None:
         """Remove a held message."""
@@ -511,10 +541,10 @@ class Transactions:
         try:
             flag = None
             while flag is None:
-                await self._connection.manager.settle(self._connection.who, work.xid)
+                is_new = await work.wait_to_join(work.xid)
                 if self._connection.shell(asked.control) is not control:
                     return  # no client would end it
-                flag = work.begin()
+                flag = work.begin(is_new=is_new)
         except XaError as error:
             if self._connection.shell(asked.control) is control:
                 self._refuse(asked, error)
@@ -557,11 +587,11 @@ class Transactions:
         try:
             done = False
             while not done:
-                await manager.settle(who, work.xid)
-                await manager.settle(who, xid)
+                await manager.settle(who, work.xid, Operation.END)
+                is_new = await work.wait_to_join(xid)
                 if self._works.get(txn_id) is not work:  # its control link is gone
                     raise rolled_back(XaFlag.RBROLLBACK)
-                done = work.promote(xid)
+                done = work.promote(xid, is_new=is_new)
         except (AmqpError, XaError) as error:
             answer = self._promotion_refused(asked, work, error)
         else:

@@ -7,10 +7,14 @@ the log is read once more afterwards: the branch may have voted and ended in bet
 A request makes one hop. A member that does not have the branch says so, and the sender begins again. It also begins
 again while the member does not answer, and as long as there is time: that member may be gone, and another one takes its
 branches. Without an answer in time the outcome is not known, and the answer is 541.
+
+If the answer to a request is lost, the request is not sent again: it may be under way, or done. The log decides,
+because it has the ending of the branch, or will have it soon. Without an ending in time, the answer is 541.
 """
 
 import asyncio
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Final
 from uuid import UUID
@@ -21,6 +25,7 @@ from dtx.manager import BranchManager, Requester
 from dtx.manager.branches import Elsewhere
 from dtx.manager.operators import Operators, from_json
 from dtx.server.members.client import PeerClient, PeerLost, PeerUnreachable
+from dtx.telemetry import Metrics
 from dtx.xa.codes import RefusalCause, ReplyCode, XaError, XaFlag
 from dtx.xa.model import Operation
 from dtx.xa.xid import Xid
@@ -36,6 +41,8 @@ _FORWARDED: Final = frozenset(
         Operation.GET_TIMEOUT, Operation.SET_TIMEOUT,
     }
 )  # fmt: skip
+_REPEATABLE: Final = (Operation.GET_TIMEOUT, Operation.SET_TIMEOUT)
+"""Requests that are sent again if their answer is lost."""
 
 Answer = dict[str, Any] | PeerUnreachable | PeerLost | None
 """The answer of a member, or why there is none; ``None`` if it does not have the branch."""
@@ -48,9 +55,11 @@ class Forwarding:
         manager: of this member.
         membership: of this member; knows the others.
         tls: for connections to other members.
+        metrics: counts the requests.
     """
 
-    def __init__(self, manager: BranchManager, membership: Membership, tls: ssl.SSLContext) -> None:
+    def __init__(self, manager: BranchManager, membership: Membership, tls: ssl.SSLContext, metrics: Metrics) -> None:
+        self._metrics = metrics
         self._manager = manager
         self._operators = Operators(manager)
         self._membership = membership
@@ -77,13 +86,19 @@ class Forwarding:
 
     # -- requests of clients
 
+    @property
+    def exist(self) -> bool:
+        """See :class:`~dtx.manager.manager.OtherMembers`."""
+        return bool(self._membership.others)
+
     async def ask(
         self, who: Requester, xid: Xid, operation: Operation, seconds: int, found: Elsewhere, until: float
     ) -> XaFlag | int | None:
         """See :class:`~dtx.manager.manager.OtherMembers`."""
         loop = asyncio.get_running_loop()
+        asked = operation if operation in _FORWARDED else Operation.GET_TIMEOUT
         request = {
-            "vhost": who.vhost, "user": who.user, "operator": who.operator, "operation": operation.value,
+            "vhost": who.vhost, "user": who.user, "operator": who.operator, "operation": asked.value,
             "seconds": seconds, "xid": str(xid), "unvoted": found.member is None,
         }  # fmt: skip
         reason = "no member has it now"
@@ -94,12 +109,15 @@ class Forwarding:
         except LogError as error:
             reason = str(error)
         else:
-            for answer in sorted(answers, key=_rank):
+            for member, answer in sorted(zip(members, answers, strict=True), key=lambda each: _rank(each[1])):
                 if isinstance(answer, dict):
-                    return _read(answer)
-                if isinstance(answer, PeerLost):
-                    text = f"another member has not answered, so the outcome is not known: {answer} (xid {xid})"
-                    raise XaError(ReplyCode.INTERNAL_ERROR, text)
+                    read = _read(answer)
+                    if operation is asked:
+                        return read
+                    text = f"another member has the branch: start and end work only where it began (xid {xid})"
+                    raise XaError(ReplyCode.COMMAND_INVALID, text, {"member": member.address})
+                if isinstance(answer, PeerLost) and asked not in _REPEATABLE:
+                    return await self._answer_of_log(who, xid, operation, found, until, str(answer))
             unreachable = [str(answer) for answer in answers if answer is not None]
             if unreachable:
                 reason = unreachable[0]
@@ -111,6 +129,24 @@ class Forwarding:
             )
         await asyncio.sleep(_PAUSE)
         return None
+
+    async def _answer_of_log(
+        self, who: Requester, xid: Xid, operation: Operation, found: Elsewhere, until: float, reason: str
+    ) -> XaFlag:
+        """The answer to a request that may have been carried out; until it is in the log, or the time is over.
+
+        Raises:
+            XaError: 541, the outcome is not known.
+        """
+        clock = asyncio.get_running_loop().time
+        while True:
+            flag = await self._manager.answer_of_log(who, xid, operation, found)
+            if flag is not None:
+                return flag
+            if clock() + _PAUSE >= until:
+                text = f"another member has not answered, so the outcome is not known: {reason} (xid {xid})"
+                raise XaError(ReplyCode.INTERNAL_ERROR, text)
+            await asyncio.sleep(_PAUSE)
 
     async def order(self, given: Mapping[str, Any], member: UUID) -> Mapping[str, Any] | None:
         """See :class:`~dtx.manager.manager.OtherMembers`."""
@@ -144,18 +180,24 @@ class Forwarding:
         return [member for member in others if wanted is None or member.instance == wanted]
 
     async def _ask(self, member: Member, request: Mapping[str, Any], seconds: float) -> Answer:
-        client = self._clients.get(member.instance)
+        began = time.monotonic()
+        answer: Answer
         try:
+            client = self._clients.get(member.instance)
             if client is None:
                 lease = self._membership
                 client = PeerClient(member.address, lease.holder, lambda: lease.secrets, self._tls)
                 self._clients[member.instance] = client
             answer = await client.ask(request, seconds)
         except (PeerUnreachable, PeerLost) as error:
-            return error
+            answer = error
         except ValueError as error:  # its address
-            return PeerUnreachable(str(error))
-        return None if "elsewhere" in answer else answer
+            answer = PeerUnreachable(str(error))
+        if isinstance(answer, dict) and "elsewhere" in answer:
+            answer = None
+        operation = request.get("operation") or next(iter(request))  # an order, or copies
+        self._metrics.request_forwarded(operation, _result(answer), time.monotonic() - began)
+        return answer
 
     async def _look_again(self, who: Requester, xid: Xid, found: Elsewhere) -> None:
         """Raise the 404, unless the log has the branch or another ending of it now."""
@@ -221,7 +263,16 @@ def _raise_refusal(answer: Mapping[str, Any]) -> None:
         raise XaError(ReplyCode(answer["code"]), answer["reason"], answer["facts"], cause)
 
 
-def _rank(answer: dict[str, Any] | Exception | None) -> int:
+def _result(answer: Answer) -> str:
+    """The result of a request, for the metrics."""
+    if isinstance(answer, dict):
+        return "refused" if "code" in answer else "done"
+    if answer is None:
+        return "elsewhere"
+    return "lost" if isinstance(answer, PeerLost) else "unreachable"
+
+
+def _rank(answer: Answer) -> int:
     """The order in which answers count: of the member that carried the request out, none, refusals, all others."""
     if isinstance(answer, dict):
         return 2 if "code" in answer else 0

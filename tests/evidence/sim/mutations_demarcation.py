@@ -102,8 +102,10 @@ def _resumed_in_name() -> Sequence[Change]:
     """Work after resume is not part of the branch."""
     run = DemarcationHandler._run
 
-    def absent(self: DemarcationHandler, call: methods.DtxStart | methods.DtxEnd, who: Requester) -> bytes | None:
-        frame = run(self, call, who)
+    def absent(
+        self: DemarcationHandler, call: methods.DtxStart | methods.DtxEnd, who: Requester, is_new: bool
+    ) -> bytes | None:
+        frame = run(self, call, who, is_new)
         if isinstance(call, methods.DtxStart) and call.resume:
             self.branch = None
         return frame
@@ -115,11 +117,13 @@ def _suspended_in_name() -> Sequence[Change]:
     """Work while the branch is suspended is part of it."""
     run = DemarcationHandler._run
 
-    def present(self: DemarcationHandler, call: methods.DtxStart | methods.DtxEnd, who: Requester) -> bytes | None:
+    def present(
+        self: DemarcationHandler, call: methods.DtxStart | methods.DtxEnd, who: Requester, is_new: bool
+    ) -> bytes | None:
         worked_for = self.branch
         if isinstance(call, methods.DtxStart):
             self.branch = None
-        frame = run(self, call, who)
+        frame = run(self, call, who, is_new)
         if isinstance(call, methods.DtxEnd) and call.suspend:
             self.branch = worked_for
         return frame

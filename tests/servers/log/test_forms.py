@@ -191,7 +191,10 @@ def others() -> History:
     branches = [a_branch() for _ in range(4)]
     whole, short = branches[:2], branches[2:]
     return [
-        [Insert(branch=branch, work=(a_publish(),), journal=Line(JournalEvent.PREPARED, AT, "a")) for branch in whole],
+        [
+            Insert(branch=branch, work=(a_publish(),), journal=Line(JournalEvent.PREPARED, AT, "a"), since="1:1:")
+            for branch in whole
+        ],
         [Insert(branch=branch, work=(a_publish(),), journal=Line(JournalEvent.PREPARED, AT, "a")) for branch in short],
         [_end(branch, a_line(branch, JournalEvent.COMMITTED, reason="repeated", at=AT)) for branch in whole],
         [_end(branch, Line(JournalEvent.ROLLED_BACK, AT, "a")) for branch in short],

@@ -1,18 +1,22 @@
 """Several active dtx of one resource manager: each writes its own branches, and takes those of one that is gone."""
 
 import asyncio
-from uuid import UUID
+import time
+from collections.abc import Callable
+from functools import partial
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 
 from dtx.log import statements
-from dtx.log.api import LeaseHeld, LeaseLost, LogUnavailable
+from dtx.log.api import DuplicateXid, LeaseHeld, LeaseLost, LogUnavailable
 from dtx.log.membership import _IS_MEMBER, Member, Membership
 from dtx.log.postgres import PostgresTransactionLog
+from dtx.log.records import Insert
 from tests.servers.log.conftest import OpenLog
 from tests.servers.log.test_lease import stop_renewing
-from tests.support.branches import a_branch, all_of, an_insert
+from tests.support.branches import a_branch, a_completion, all_of, an_insert
 
 ADDRESS = "amqp://127.0.0.1:5672"
 TTL = 1.0
@@ -164,6 +168,89 @@ async def test_two_members_never_take_the_same_branches(open_log: OpenLog) -> No
     assert [count for count in counts if count] == [len(theirs)]
     found = [set(await all_of(log.load(log.member))) for log in rest]
     assert sorted(map(len, found)) == [0, 0, len(theirs)]
+
+
+async def until_a_writer_waits(url: str) -> None:
+    """Wait until a writer waits for a lock."""
+    waiting = "SELECT FROM pg_stat_activity WHERE application_name LIKE 'dtx writer %' AND wait_event_type = 'Lock'"
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection, asyncio.timeout(10):
+        while await (await connection.execute(waiting)).fetchone() is None:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_vote_after_an_ending_elsewhere_is_refused(open_log: OpenLog) -> None:
+    """One xid, two outcomes: the ending is later than the beginning of the branch that votes."""
+    first, second = [await open_log(address=ADDRESS) for _ in range(2)]
+    before = first.moment
+    ended = a_branch(started_at=time.time())
+    await second.write(an_insert(ended))
+    await second.write(a_completion(ended))
+
+    def a_vote(since: str | None) -> Insert:
+        return an_insert(ended._replace(id=uuid4()), since=since)
+
+    others = [an_insert(a_branch(), since=before) for _ in range(5)]
+    votes = await asyncio.gather(first.write(a_vote(before)), *map(first.write, others), return_exceptions=True)
+    assert [type(error) for error in votes] == [DuplicateXid, *[type(None)] * 5]
+    await first.write(a_vote(None))
+    mine = a_branch(started_at=time.time())
+    for _ in range(2):  # its own endings are known before the next branch begins
+        mine = mine._replace(id=uuid4())
+        await first.write(an_insert(mine, since=before))
+        await first.write(a_completion(mine))
+    await membership(first).read()
+    with pytest.raises(DuplicateXid):  # it began before
+        await second.write(an_insert(mine, since=before))
+    await second.write(an_insert(mine, since=first.moment))
+
+
+async def test_a_vote_waits_for_an_ending_under_way(open_log: OpenLog, migrated_postgres_url: str) -> None:
+    """The other branch leaves the log while this one enters it."""
+    first, second = [await open_log(address=ADDRESS) for _ in range(2)]
+    ended = a_branch(started_at=time.time())
+    await second.write(an_insert(ended))
+    async with await psycopg.AsyncConnection.connect(migrated_postgres_url) as slow:
+        await slow.execute("DELETE FROM dtx.branch WHERE id = %s", [ended.id])
+        vote = asyncio.ensure_future(first.write(an_insert(ended._replace(id=uuid4()), since=first.moment)))
+        await until_a_writer_waits(migrated_postgres_url)
+        line = (
+            "INSERT INTO dtx.journal (rm, id, at, event, branch_id, vhost, format_id, gtrid, bqual, owner, actor, "
+            "one_phase, publishes, consumes, bytes) "
+            "SELECT rm, gen_random_uuid(), clock_timestamp(), 'committed', branch_id, vhost, format_id, gtrid, bqual, "
+            "owner, actor, one_phase, publishes, consumes, bytes FROM dtx.journal WHERE branch_id = %s"
+        )
+        await slow.execute(line, [ended.id])
+        await slow.commit()
+    with pytest.raises(DuplicateXid):
+        await vote
+
+
+@pytest.mark.parametrize("order", [(0, 100_000), (100_000, 0)], ids=["first", "second"])
+async def test_the_member_with_fewest_branches_takes_over(open_log: OpenLog, order: tuple[int, int]) -> None:
+    counts: list[tuple[int, int, int]] = []
+
+    def counting(load: int) -> Callable[[int, int], None]:
+        def taken(members: int, branches: int) -> None:
+            if branches:
+                counts.append((load, members, branches))
+
+        return taken
+
+    logs = [await open_log(address=ADDRESS, on_adopted=counting(load)) for load in order]
+    gone = await open_log(address=ADDRESS)
+    await branch_of(gone)
+    adopted = asyncio.Event()
+
+    async def note() -> None:
+        if counts:
+            adopted.set()
+
+    for log, load in zip(logs, order, strict=True):
+        membership(log).watch(note, partial(int, load))
+    await asyncio.sleep(1.5)  # both have looked
+    await gone.close()
+    await asyncio.wait_for(adopted.wait(), 2)
+    assert counts == [(0, 0, 1)]
 
 
 async def test_a_look_of_a_request_hides_no_handover(open_log: OpenLog) -> None:

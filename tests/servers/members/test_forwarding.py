@@ -8,9 +8,23 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from dtx.client import XA_HEURCOM, XAER_NOTA, XAER_PROTO, XAER_RMERR, XAER_RMFAIL, Coordinator, XaFlag, XAResource, Xid
+from dtx.auth.operators import OperatorLog
+from dtx.auth.roles import OperatorRole
+from dtx.client import (
+    XA_HEURCOM,
+    XAER_DUPID,
+    XAER_NOTA,
+    XAER_PROTO,
+    XAER_RMERR,
+    XAER_RMFAIL,
+    Coordinator,
+    XaFlag,
+    XAResource,
+    Xid,
+)
 from tests.support.client import connected, new_xid
 from tests.support.crash import PERSISTENT, Stage, work
+from tests.support.operator import Operator
 from tests.support.service import ADMIN
 
 
@@ -73,11 +87,36 @@ def test_work_is_joined_only_where_the_branch_began(stage: Stage) -> None:
     with stage.connected() as connection, stage.connected(other) as elsewhere:
         _, xid = work(connection.channel(), publish={queue: [b"a"]})
         for start in ({"join": True}, {"resume": True}):
-            with pytest.raises(XAER_PROTO, match="another member has the branch"):
+            with pytest.raises(XAER_PROTO, match="another member has the branch") as refused:
                 XAResource(elsewhere.channel()).start(xid, **start)
+            assert refused.value.facts == {"member": f"amqp://127.0.0.1:{stage.service.port}"}
             with pytest.raises(XAER_NOTA):
                 XAResource(elsewhere.channel()).start(new_xid(), **start)
         XAResource(connection.channel()).start(xid, join=True)
+
+
+def test_an_xid_that_has_voted_elsewhere_is_refused_at_once(stage: Stage) -> None:
+    """Rule alreadyAssociated: "the xid has previously been seen by the broker … reply code 530"."""
+    other, queue = stage.another_service(), stage.declare("q")
+    xid = prepared(stage, queue, b"a")
+    with stage.connected(other) as elsewhere:
+        with pytest.raises(XAER_DUPID, match="another member has the branch"):
+            XAResource(elsewhere.channel()).start(xid)
+        with pytest.raises(XAER_PROTO, match="another member has the branch"):
+            XAResource(elsewhere.channel()).start(xid, join=True)
+        for number in range(2):
+            xa, free = work(elsewhere.channel(), publish={queue: [b"%d" % number]})
+            assert xa.commit(free, one_phase=True) is XaFlag.OK
+
+
+def test_connections_know_their_member(stage: Stage) -> None:
+    other = stage.another_service()
+    seen = []
+    for service in (stage.service, stage.service, other):
+        with stage.connected(service) as connection:
+            properties = connection._impl.server_properties
+            seen.append((properties["capabilities"]["dtx"], properties["dtx_member"]))
+    assert seen[0] == seen[1] != seen[2]
 
 
 def test_operators_give_orders_at_any_member(stage: Stage) -> None:
@@ -123,6 +162,41 @@ def test_a_stuck_branch_of_another_member_is_repaired(stage: Stage) -> None:
     other.run("retry", str(xid), *where)
     assert (stage.bodies("out"), stage.bodies("spare")) == ([b"a"], [b"b"])
     assert stage.states() == {}
+
+
+def test_metrics_count_members_and_requests(stage: Stage) -> None:
+    other, queue = stage.another_service(*ADMIN), stage.declare("q")
+    xid = prepared(stage, queue, b"a")
+    with stage.coordinator(other) as coordinator:
+        with pytest.raises(XAER_NOTA):
+            coordinator.commit(new_xid())
+        assert coordinator.commit(xid) is XaFlag.OK
+    xid = prepared(stage, queue, b"b")
+    secret = OperatorLog(stage.database, "dtx").make_token("scraper", OperatorRole.VIEWER, "test")
+    viewer = Operator(other.admin_url, token=secret)
+    found = scraped(viewer)
+    assert found["dtx_members"] == 2
+    requests = {key: number for key, number in found.items() if key.startswith("dtx_forwarded_requests_total")}
+    assert requests == {
+        'dtx_forwarded_requests_total{operation="commit",result="done"}': 1,
+        'dtx_forwarded_requests_total{operation="commit",result="elsewhere"}': 1,
+    }
+    assert found['dtx_forwarded_request_seconds_count{operation="commit"}'] == 2
+    assert 0 < found['dtx_forwarded_request_seconds_sum{operation="commit"}'] < 2
+    assert (found["dtx_takeovers_total"], found["dtx_branches_adopted_total"]) == (0, 0)
+    stage.service.signal(signal.SIGKILL)
+    stage.service.wait()
+    stage.wait_for(lambda: scraped(viewer)["dtx_branches_adopted_total"] == 1, "a takeover")
+    found = scraped(viewer)
+    assert (found["dtx_takeovers_total"], found["dtx_members"]) == (1, 1)
+    with stage.coordinator(other) as coordinator:
+        assert coordinator.commit(xid) is XaFlag.OK
+
+
+def scraped(viewer: Operator) -> dict[str, float]:
+    """The metrics that *viewer* reads."""
+    lines = viewer.get("/metrics").decode().splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
 
 def test_doctor_lists_the_members(stage: Stage) -> None:

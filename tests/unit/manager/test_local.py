@@ -345,7 +345,7 @@ async def test_start_and_end_wait_for_the_request_under_way(stand: Stand) -> Non
     answers: list[XaFlag | XaError] = []
     stand.manager.ask(WHO, XID, Operation.PREPARE, answers.append)
     assert stand.manager.demarcate(WHO, XID, Operation.JOIN, 2) is None
-    waiting = asyncio.ensure_future(stand.manager.settle(WHO, XID))
+    waiting = asyncio.ensure_future(stand.manager.settle(WHO, XID, Operation.START))
     for _ in range(10):
         await asyncio.sleep(0)
     assert not waiting.done()

@@ -1,20 +1,22 @@
 """A manager whose log has branches of other members."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
-from dtx.log.api import LogUnavailable
-from dtx.log.records import BranchRecord, LogState, Lookup
+from dtx.log.api import DuplicateXid, LogUnavailable
+from dtx.log.records import BranchRecord, JournalEvent, LogState, Lookup
 from dtx.manager import BranchManager, Limits, Requester
+from dtx.manager.branches import OF_VOTED, Elsewhere
+from dtx.store.work import HeldPublish
 from dtx.telemetry import Metrics
-from dtx.xa.codes import ReplyCode, XaFlag
+from dtx.xa.codes import Heuristic, ReplyCode, XaError, XaFlag
 from dtx.xa.model import Operation, State
 from dtx.xa.xid import Xid
-from tests.support.branches import a_branch, a_unit
+from tests.support.branches import a_branch, a_line, a_unit
 from tests.support.memory_log import MemoryLog
 from tests.unit.manager.requests import answer_of
 from tests.unit.manager.test_operators import Broker
@@ -36,6 +38,8 @@ class MemberLog(MemoryLog):
         """While cleared, look-ups do not answer."""
         self.answers.set()
         self.asked = asyncio.Event()
+        self.queries: list[int] = []
+        """The number of xids in each query of new branches."""
 
     @property
     def member(self) -> UUID | None:
@@ -52,6 +56,13 @@ class MemberLog(MemoryLog):
         for row in self.rows:
             if row.vhost == vhost:
                 yield row
+
+    async def which_logged(self, keys: Sequence[tuple[str, Xid]]) -> set[tuple[str, Xid]]:
+        self.queries.append(len(keys))
+        await self.answers.wait()
+        if not self.reachable:
+            raise LogUnavailable("the database is away")
+        return {(row.vhost, row.xid) for row in self.rows}.intersection(keys)
 
     async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:
         found = next((row for row in self.rows if row.xid == xid), None)
@@ -84,10 +95,14 @@ def log(manager: BranchManager) -> MemberLog:
     return manager.log
 
 
-def unvoted(manager: BranchManager) -> None:
+def unvoted(manager: BranchManager, *, publishes: bool = False) -> None:
     """Start and end the branch here."""
-    for operation in (Operation.START, Operation.END):
-        manager.demarcate(WHO, XID, operation, 1)
+    started = manager.demarcate(WHO, XID, Operation.START, 1)
+    assert started is not None
+    if publishes:
+        assert started[1].work is not None
+        started[1].work.add_publish(HeldPublish(b"x", b"key", False, b"\x00\x00", b"body"))
+    manager.demarcate(WHO, XID, Operation.END, 1)
 
 
 async def test_a_takeover_that_failed_resumes_every_branch(manager: BranchManager, log: MemberLog) -> None:
@@ -118,6 +133,117 @@ async def test_a_prepared_branch_hides_an_unvoted_one(manager: BranchManager, lo
     log.rows = [a_row(LogState.PREPARED, OTHER)]
     assert await manager.in_doubt(WHO) == [XID]
     assert await answer_of(manager, WHO, XID, Operation.ROLLBACK) is ReplyCode.INTERNAL_ERROR
+
+
+@pytest.mark.parametrize("operation", [Operation.PREPARE, Operation.ONE_PHASE])
+async def test_a_duplicate_vote_is_rolled_back(
+    manager: BranchManager, log: MemberLog, monkeypatch: pytest.MonkeyPatch, operation: Operation
+) -> None:
+    """The work is given back, and the rollback that may follow gets the same answer."""
+
+    def refuse(*_: object) -> None:
+        raise DuplicateXid("a branch with this xid has ended")
+
+    monkeypatch.setattr(log, "_insert", refuse)
+    monkeypatch.setattr(Broker, "units_to_take", lambda *_: {})
+    unvoted(manager, publishes=True)
+    assert await answer_of(manager, WHO, XID, operation) is XaFlag.RBROLLBACK
+    assert manager.is_empty
+    assert manager.budget.used == 0
+    assert await answer_of(manager, WHO, XID, Operation.ROLLBACK) is XaFlag.RBROLLBACK
+    assert await answer_of(manager, WHO, XID, Operation.ROLLBACK) is ReplyCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("operation", [Operation.COMMIT, Operation.FORGET])
+async def test_a_decision_means_the_branch_that_has_voted(
+    manager: BranchManager, log: MemberLog, operation: Operation
+) -> None:
+    unvoted(manager)
+    assert await answer_of(manager, WHO, XID, operation) is ReplyCode.COMMAND_INVALID
+    log.rows = [a_row(LogState.PREPARED, OTHER)]
+    assert await answer_of(manager, WHO, XID, operation) is ReplyCode.INTERNAL_ERROR
+
+
+class Others:
+    """Other members, which have no branches."""
+
+    exist = True
+
+    async def order(self, *_: Any) -> None:
+        return None
+
+    async def ask(
+        self, who: Requester, xid: Xid, operation: Operation, seconds: int, found: Elsewhere, _: float
+    ) -> Any:
+        raise XaError(found.code, found.reason, found.facts)
+
+
+async def test_a_start_shares_the_query_of_others(manager: BranchManager, log: MemberLog) -> None:
+    manager.others = Others()
+    log.rows = [a_row(LogState.PREPARED, OTHER)]
+    log.answers.clear()
+    xids = [XID, *(Xid(1, b"%d" % number, b"b") for number in range(50))]
+    assert manager.demarcate(WHO, XID, Operation.START, 1) is None
+    settling = [asyncio.ensure_future(manager.settle(WHO, xid, Operation.START)) for xid in xids]
+    await asyncio.sleep(0.05)
+    log.answers.set()
+    known, *new = await asyncio.gather(*settling, return_exceptions=True)
+    assert isinstance(known, XaError)
+    assert (known.code, new) == (ReplyCode.NOT_ALLOWED, [True] * 50)
+    assert log.queries in ([1, 50], [51])
+    assert manager.demarcate(WHO, xids[1], Operation.START, 1, is_new=True) is not None
+
+
+async def test_a_start_does_not_need_the_log(manager: BranchManager, log: MemberLog) -> None:
+    """The vote needs it, and refuses a duplicate."""
+    manager.others = Others()
+    log.reachable = False
+    assert await manager.settle(WHO, XID, Operation.START)
+
+
+ENDED = {
+    JournalEvent.COMMITTED: {Operation.COMMIT: XaFlag.OK, Operation.ONE_PHASE: XaFlag.OK},
+    JournalEvent.ROLLED_BACK: {
+        Operation.ROLLBACK: XaFlag.OK, Operation.ONE_PHASE: XaFlag.RBROLLBACK, Operation.PREPARE: XaFlag.RBROLLBACK,
+    },
+    JournalEvent.READ_ONLY: {Operation.PREPARE: XaFlag.RDONLY},
+    JournalEvent.FORGOTTEN: {Operation.FORGET: XaFlag.OK},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("event", ENDED)
+async def test_an_ending_is_the_answer_that_was_lost(
+    manager: BranchManager, log: MemberLog, event: JournalEvent
+) -> None:
+    row = a_row(LogState.PREPARED, OTHER)
+    line = a_line(row, event)
+    log.database.journal.append(("rm", line))
+    ending = (await log.lookup("/", XID)).ending
+    voted = Elsewhere(row, ReplyCode.INTERNAL_ERROR, "")
+    unvoted = Elsewhere(None, ReplyCode.NOT_FOUND, "")
+    ended_before = Elsewhere(None, ReplyCode.NOT_FOUND, "", ending=ending)
+    another = Elsewhere(row._replace(id=uuid4()), ReplyCode.INTERNAL_ERROR, "")
+    stranger = Requester("stranger", "/")
+    for operation in (*OF_VOTED, Operation.PREPARE, Operation.ONE_PHASE):
+        for found in (voted, unvoted):
+            expected = ENDED[event].get(operation)
+            assert await manager.answer_of_log(WHO, XID, operation, found) is expected, operation
+            assert await manager.answer_of_log(stranger, XID, operation, found) is None
+        for found in (ended_before, another):
+            assert await manager.answer_of_log(WHO, XID, operation, found) is None, operation
+
+
+async def test_the_row_is_the_answer_that_was_lost(manager: BranchManager, log: MemberLog) -> None:
+    before = Elsewhere(None, ReplyCode.NOT_FOUND, "")
+    log.rows = [a_row(LogState.PREPARED, OTHER)]
+    assert await manager.answer_of_log(WHO, XID, Operation.PREPARE, before) is XaFlag.OK
+    assert await manager.answer_of_log(WHO, XID, Operation.ONE_PHASE, before) is None
+    voted = Elsewhere(log.rows[0], ReplyCode.INTERNAL_ERROR, "")
+    for operation in (*OF_VOTED, Operation.PREPARE):
+        assert await manager.answer_of_log(WHO, XID, operation, voted) is None, operation
+    log.rows = [log.rows[0]._replace(state=LogState.HEURISTIC, outcome=Heuristic.MIXED)]
+    answers = [await manager.answer_of_log(WHO, XID, operation, voted) for operation in OF_VOTED]
+    assert answers == [XaFlag.HEURMIX, XaFlag.HEURMIX, None]
 
 
 async def test_of_two_rollbacks_the_second_finds_no_branch(manager: BranchManager, log: MemberLog) -> None:

@@ -140,7 +140,7 @@ async def test_a_branch_counts_once_while_its_xid_starts_again(faults: tuple[Fau
         log.running.set()
         while manager.demarcate(WHO, xid, Operation.START, channel) is None:
             assert usage(manager) == {}
-            await manager.settle(WHO, xid)
+            await manager.settle(WHO, xid, Operation.START)
         assert usage(manager)["user alice"] == {"branches": 1}
         manager.demarcate(WHO, xid, Operation.END, channel)
         assert await ask(manager, xid, Operation.ROLLBACK) is XaFlag.OK
