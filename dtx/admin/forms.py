@@ -18,7 +18,7 @@ from dtx.admin.branch_filter import FilterForm, Name
 from dtx.admin.safe_text import exact_name
 from dtx.config.rules import QuotaResource
 from dtx.log.pages import DuplicateRow, InDoubt, JournalRow
-from dtx.log.reader import Detail, LeaseHolder
+from dtx.log.reader import Detail, LeaseHolder, MemberRow
 from dtx.log.records import ArchivedMessage, BranchRecord, JournalEntry, JournalEvent, WorkRow
 from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.limits import Usage
@@ -692,6 +692,29 @@ class DuplicateForm(Form):
         """From the log."""
         copy = row.duplicate
         return cls.of(copy, id=f"{copy.branch_id}/{copy.position}", bytes=row.bytes, at=row.at)
+
+
+class MemberForm(Form):
+    """One of several active dtx."""
+
+    holder: str = Field(description="host:pid of the process.")
+    address: str = Field(description="Its address for other members (--advertise).")
+    instance: str = Field(description="Its id, new for each start: a UUID. Clients see it as dtx_member.")
+    epoch: int = Field(description="Epoch of its lease; grows with every reconnection to the database.")
+    joined_at: Moment = Field(description="Time of its start.")
+    remaining: float = Field(description="Seconds until its lease ends; negative if it has ended.")
+    branches: int = Field(description="Its branches in the log.")
+
+    @classmethod
+    def of_row(cls, row: MemberRow) -> Self:
+        """From the log."""
+        return cls.of(row, instance=str(row.instance))
+
+
+class RotationForm(Form):
+    """An order to change the secret of the members."""
+
+    reason: Reason
 
 
 class RestoreForm(Form):

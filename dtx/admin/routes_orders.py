@@ -21,6 +21,7 @@ from dtx.admin.routes_read import ArchivedPosition, BranchId, client_of, wanted_
 from dtx.auth.roles import OperatorRole
 from dtx.config.rules import Policy
 from dtx.log import reader
+from dtx.log.membership import rotate_secret
 from dtx.log.pages import InDoubt, branch_page, duplicates
 from dtx.log.reader import AgedBranch
 from dtx.log.records import Redirect
@@ -163,6 +164,19 @@ async def restore(
 
     detail = {"vhost": form.vhost, "queue": form.queue}
     return await context.audited(who, "restore", f"duplicate {branch}/{position}", form.reason, detail, work)
+
+
+@router.post("/members/rotate-secret", tags=["service"])
+async def rotate_member_secret(who: Asker, context: Context, form: forms.RotationForm) -> list[forms.MemberForm]:
+    """Change the secret that members prove to each other. The last one stays valid until the next rotation."""
+
+    async def work() -> tuple[str, list[forms.MemberForm]]:
+        who.require(OperatorRole.COORDINATOR)
+        await asyncio.to_thread(rotate_secret, context.url, context.rm)
+        found = await context.read(lambda log: log.members(context.rm))
+        return "rotated", [forms.MemberForm.of_row(row) for row in found]
+
+    return await context.audited(who, "rotate-secret", "members", form.reason, {}, work)
 
 
 @router.post("/bulk", tags=["orders"], responses=_BULK)

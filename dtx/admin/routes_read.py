@@ -417,6 +417,13 @@ async def list_duplicates(
     return [forms.DuplicateForm.of_row(each) for each in found]
 
 
+@router.get("/members", tags=["service"])
+async def list_members(who: Asker, context: Context) -> list[forms.MemberForm]:
+    """List the active dtx that share the branches (--advertise); empty if one dtx is alone."""
+    who.require(OperatorRole.VIEWER)
+    return [forms.MemberForm.of_row(row) for row in await context.read(lambda log: log.members(context.rm))]
+
+
 async def archived_contents(
     who: Identity, context: ApiContext, branch: UUID, position: int, *, action: Literal["view", "export"]
 ) -> forms.ArchivedContents:

@@ -21,7 +21,7 @@ from uuid import UUID
 
 import psycopg
 
-from dtx.db.connections import application_name, connect, session_settings
+from dtx.db.connections import Dsn, application_name, connect, connect_now, session_settings
 from dtx.log.api import LogUnavailable
 from dtx.log.lease import Lease, clock, is_dead
 from dtx.telemetry import get_logger
@@ -101,6 +101,14 @@ SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 WHERE application_name = ANY(%(writers)s) AND usename = current_user AND state <> 'idle' AND wait_event_type = 'Client'
 """
 
+_ROTATE: Final = """
+WITH old AS (
+    DELETE FROM dtx.member_secret WHERE rm = %(rm)s AND made_at < (
+        SELECT max(made_at) FROM dtx.member_secret WHERE rm = %(rm)s)
+)
+INSERT INTO dtx.member_secret (rm, secret, made_at) VALUES (%(rm)s, %(secret)s, clock_timestamp())
+"""
+
 _log = get_logger(part="members")
 
 
@@ -121,6 +129,20 @@ class Member:
     address: str
     expired: bool
     dead: bool
+
+
+def rotate_secret(url: str, rm: str) -> None:
+    """Make a new secret of the members of *rm*. The last one stays valid until the next rotation, older ones do not.
+
+    Raises:
+        LogUnavailable: the database is away, or the user may not change it.
+    """
+    dsn = Dsn(url)
+    try:
+        with connect_now(dsn) as connection:
+            connection.execute(_ROTATE, {"rm": rm, "secret": token_bytes(32)})
+    except (psycopg.Error, OSError) as error:
+        raise LogUnavailable(f"the secret was not changed: {dsn.explain(error)}") from None
 
 
 class Membership(Lease):

@@ -137,6 +137,29 @@ class LeaseHolder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRow:
+    """One of several active dtx of a resource manager, with its lease.
+
+    Args:
+        instance: its id, new for each start.
+        holder: for people: ``host:pid``.
+        address: for other members: ``amqp://host:port``.
+        epoch: with which its writes prove the lease.
+        joined_at: seconds since the epoch.
+        remaining: seconds until its lease runs out; negative after that.
+        branches: its branches in the log.
+    """
+
+    instance: UUID
+    holder: str
+    address: str
+    epoch: int
+    joined_at: float
+    remaining: float
+    branches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
     """The contents of standalone mode.
 
@@ -301,6 +324,29 @@ class LogReader:
         return [
             LeaseHolder(rm=rm, holder=holder, epoch=epoch, taken_at=taken_at, remaining=float(left), log=log)
             for rm, holder, epoch, taken_at, left, log in self.rows(select(*columns).order_by(lease.c.rm))
+        ]
+
+    def members(self, rm: str) -> list[MemberRow]:
+        """The active dtx of *rm* that share its branches, the first one first; none if one dtx is alone."""
+        columns = member.c
+        remaining = func.extract("epoch", columns.expires_at - func.clock_timestamp())
+        branches = select(func.count()).where(branch.c.member == columns.instance).scalar_subquery()
+        statement = select(
+            columns.instance, columns.holder, columns.address, columns.epoch, columns.joined_at, remaining, branches
+        )
+        return [
+            MemberRow(
+                instance=instance,
+                holder=holder,
+                address=address,
+                epoch=epoch,
+                joined_at=joined_at,
+                remaining=float(left),
+                branches=count,
+            )
+            for instance, holder, address, epoch, joined_at, left, count in self.rows(
+                statement.where(columns.rm == rm).order_by(columns.joined_at, columns.instance)
+            )
         ]
 
     def standbys(self) -> int:

@@ -106,6 +106,8 @@ ROUTES: Final[dict[str, tuple[OperatorRole | None, object]]] = {
     "GET /dtx/v1/archive/{branch}/{position}": (OPERATOR, None),
     "GET /dtx/v1/duplicates": (VIEWER, None),
     "POST /dtx/v1/duplicates/{branch}/{position}/restore": (OPERATOR, {**WHY, "queue": "out"}),
+    "GET /dtx/v1/members": (VIEWER, None),
+    "POST /dtx/v1/members/rotate-secret": (COORDINATOR, WHY),
     "GET /dtx/v1/connections": (VIEWER, None),
     "GET /dtx/v1/connections/{number}": (VIEWER, None),
     "POST /dtx/v1/connections/{number}/close": (OPERATOR, WHY),

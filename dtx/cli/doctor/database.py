@@ -23,7 +23,7 @@ from dtx.db.connections import Dsn, connect_now
 from dtx.embedded.postgres import EmbeddedPostgresError
 from dtx.log.api import LogError
 from dtx.log.pages import BranchFilter, totals
-from dtx.log.reader import LeaseHolder, LogReader, Stored
+from dtx.log.reader import LeaseHolder, LogReader, MemberRow, Stored
 
 _TIMEOUT_SECONDS: Final = 5
 _CLOCK_WARNING_SECONDS: Final = 1.0
@@ -188,10 +188,24 @@ def check_ha(settings: Settings) -> Iterator[DoctorCheck]:
         with LogReader(database_url(settings)) as log:
             leases = log.leases()
             waiting = log.standbys()
+            members = log.members(settings.rm)
     except (LogError, EmbeddedPostgresError):
         return  # the checks of the database have reported it
     yield from _holder(settings, [lease for lease in leases if lease.rm == settings.rm], waiting, len(leases))
+    yield from _members(members)
     yield from _times(settings)
+
+
+def _members(found: list[MemberRow]) -> Iterator[DoctorCheck]:
+    for each in found:
+        words = (
+            f"{safe(each.holder)} at {safe(each.address)} has {each.branches} branches in the log (epoch {each.epoch})"
+        )
+        if each.remaining < 0:
+            late = human_duration(-each.remaining)
+            yield warning("member", f"{words}: its lease ended {late} ago, and the others take its branches")
+        else:
+            yield ok("member", f"{words}; its lease ends in {human_duration(each.remaining)}")
 
 
 def _holder(settings: Settings, mine: list[LeaseHolder], waiting: int, managers: int) -> Iterator[DoctorCheck]:

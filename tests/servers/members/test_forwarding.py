@@ -1,5 +1,6 @@
 """A branch of one member is completed through another."""
 
+import json
 import re
 import signal
 import threading
@@ -205,6 +206,49 @@ def test_doctor_lists_the_members(stage: Stage) -> None:
     names = rf"\S+:{stage.service.pid} and \S+:{other.pid} \(epoch 1\): active as dtx\n"
     assert re.search(names, found)
     assert "stand by" not in found
+    for service in (stage.service, other):
+        address = f"amqp://127.0.0.1:{service.port}"
+        assert re.search(rf"\S+:{service.pid} at {address} has 0 branches in the log \(epoch \d+\); its lease", found)
+
+
+def test_members_are_listed_with_their_branches(stage: Stage) -> None:
+    other, queue = stage.another_service(), stage.declare("q")
+    prepared(stage, queue, b"a")
+    found = json.loads("[" + ",".join(other.run("members", "list", "--json").stdout.splitlines()) + "]")
+    assert [(row["holder"].rpartition(":")[2], row["branches"]) for row in found] == [
+        (str(stage.service.pid), 1),
+        (str(other.pid), 0),
+    ]
+    assert found[1]["address"] == f"amqp://127.0.0.1:{other.port}"
+    assert all(0 < row["remaining"] <= 2 for row in found)
+
+
+def test_the_secret_changes_while_members_run(stage: Stage) -> None:
+    """The last two are valid, so members may see the new one at different times."""
+    other, queue = stage.another_service(), stage.declare("q")
+
+    def secrets() -> list[bytes]:
+        with psycopg.connect(stage.database) as database:
+            rows = database.execute("SELECT secret FROM dtx.member_secret ORDER BY made_at").fetchall()
+        return [secret for (secret,) in rows]
+
+    seen = [secrets()]
+    for number in range(2, 5):
+        said = other.run("members", "rotate-secret", "--reason", "a test").stdout
+        assert f"members: {number}" in said
+        seen.append(secrets())
+        xid = prepared(stage, queue, b"a")
+        with stage.coordinator(other) as coordinator:
+            assert coordinator.commit(xid) is XaFlag.OK
+        late = stage.another_service()
+        xid = prepared(stage, queue, b"a")
+        with stage.coordinator(late) as coordinator:
+            assert coordinator.commit(xid) is XaFlag.OK
+    assert [len(each) for each in seen] == [1, 2, 2, 2]
+    assert [each[0] for each in seen[1:]] == [each[-1] for each in seen[:-1]]
+    audited = other.run("audit", "--json").stdout
+    assert audited.count('"rotate-secret"') == 3
+    assert not any(secret.hex() in audited for each in seen for secret in each)
 
 
 def test_no_member_calls_a_branch_unknown_while_one_is_silent(stage: Stage) -> None:
