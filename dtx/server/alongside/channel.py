@@ -347,7 +347,7 @@ class ProxyChannel:
     def accept(self, key: int, buffer: bytes, start: int, end: int) -> None:
         """See :class:`ChannelSide`."""
         if key == methods.ChannelClose.KEY:
-            if self.phase is ProxyPhase.CLOSING:
+            if self.phase is not ProxyPhase.OPEN:  # dtx has closed it, and this close was held
                 self.session.upstream.note_crossed_close(self.upstream_number)
                 return
             self._drop_fence()
@@ -375,7 +375,8 @@ class ProxyChannel:
         frame = buffer[start:end]
         if frame[0] == METHOD and frame.startswith(methods.AccessRequestOk.HEAD, 7):
             self.preview.ticket = methods.ticket(frame[7:-1])
-        self.session.to_client(frame if self.upstream_number == self.number else with_channel(frame, self.number))
+        is_same = self.upstream_number == self.number
+        self.session.forward_to_client(frame if is_same else with_channel(frame, self.number))
 
     def lost(self, reason: str) -> None:
         """See :class:`Handler`: the session tells the client."""

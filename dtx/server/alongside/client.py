@@ -90,6 +90,14 @@ class ProxiedClient(BaseClient):
         self.engine.send_raw(data)
         self.flush()
 
+    def forward_to_client(self, frame: bytes) -> None:
+        """Send a frame of the broker, also one that was held: later frames of its channel must not overtake it."""
+        passing, self.passing = self.passing, True
+        try:
+            self.to_client(frame)
+        finally:
+            self.passing = passing
+
     def flush(self) -> None:
         """Send the frames of the engine."""
         for data in self.engine.data_to_send():

@@ -67,7 +67,7 @@ def drained(rig: Rig) -> None:
 
 def passed_through(rig: Rig) -> None:
     session = SimpleNamespace(
-        upstream=rig.upstream, speaks_0_9=False, handle_waiting=nothing, forget=nothing, to_client=nothing
+        upstream=rig.upstream, speaks_0_9=False, handle_waiting=nothing, forget=nothing, forward_to_client=nothing
     )
     engine = ConnectionEngine(EngineSettings(), PeerEnd.CLIENT).open_channel(1)
     channel = ProxyChannel(cast("Any", session), engine, rig.number)

@@ -66,6 +66,7 @@ class Rig:
             handle_waiting=self._handle_waiting,
             release_client=nothing,
             to_client=self._to_client,
+            forward_to_client=self._to_client,
             flush=self._flush,
         )
         self.engine = ConnectionEngine(EngineSettings(), PeerEnd.SERVER)
