@@ -186,6 +186,8 @@ class Membership(Lease):
         self._looks = count(1)
         self._reading = asyncio.Lock()
         self._reads = 0
+        self._failure: LogUnavailable | None = None
+        """Of the last read."""
         self._reader: psycopg.AsyncConnection | None = None
         self._watching: asyncio.Task[None] | None = None
         self._branches: Callable[[], int] = lambda: 0
@@ -228,16 +230,20 @@ class Membership(Lease):
         async with self._reading:
             if self._reads < wanted:
                 self._reads += 1
+                self._failure = None
                 try:
                     async with asyncio.timeout(self._ttl):
                         self._reader = self._reader or await self._session()
                         await self._read(self._reader)
                 except (psycopg.Error, OSError, TimeoutError) as error:
+                    self._failure = LogUnavailable(f"the members cannot be read: {self._dsn.explain(error)}")
                     await self._close_reader()
-                    raise LogUnavailable(f"the members cannot be read: {self._dsn.explain(error)}") from None
                 except BaseException:
+                    self._reads -= 1  # the next caller reads itself
                     await self._close_reader()
                     raise
+            if self._failure is not None:  # what was read before may be outdated
+                raise LogUnavailable(str(self._failure))
             return self.others
 
     async def adopt(self, gone: frozenset[UUID] = frozenset(), dead: frozenset[UUID] = frozenset()) -> int | None:

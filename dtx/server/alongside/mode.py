@@ -165,7 +165,8 @@ async def open_alongside(
     if membership is not None:
 
         async def adopted() -> None:
-            copies.load(await log.load_copies())
+            if not membership.is_current:  # otherwise the others have told it all, and this is only a look for branches
+                copies.load(await log.load_copies())
             await manager.take_over()
 
         membership.watch(adopted, lambda: len(manager))

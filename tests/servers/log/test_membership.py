@@ -338,3 +338,50 @@ async def test_callers_share_a_read_of_the_members(open_log: OpenLog, monkeypatc
     monkeypatch.setattr(Membership, "_read", counting)
     await asyncio.gather(*(lease.read() for _ in range(50)))
     assert len(reads) <= 2
+
+
+async def test_callers_share_the_failure_of_a_read(open_log: OpenLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read before may not have the newest member."""
+    lease = membership(await open_log(address=ADDRESS))
+    read, begun = Membership._read, asyncio.Event()
+
+    async def failing(self: Membership, session: psycopg.AsyncConnection) -> tuple[Member, ...]:
+        begun.set()
+        await asyncio.sleep(0.1)
+        raise psycopg.OperationalError("server closed the connection")
+
+    monkeypatch.setattr(Membership, "_read", failing)
+    first = asyncio.ensure_future(lease.read())
+    await begun.wait()
+    others = [asyncio.ensure_future(lease.read()) for _ in range(3)]
+    found = await asyncio.gather(first, *others, return_exceptions=True)
+    assert [type(each) for each in found] == [LogUnavailable] * 4
+    begun.clear()
+    first = asyncio.ensure_future(lease.read())
+    await begun.wait()
+    reads = asyncio.ensure_future(lease.read())
+    monkeypatch.setattr(Membership, "_read", read)
+    joined = await open_log(address=ADDRESS)
+    first.cancel()
+    assert [member.instance for member in await reads] == [joined.instance]
+
+
+async def test_a_member_that_was_there_all_the_time_stays_current(open_log: OpenLog) -> None:
+    """It need not load the copies again, which may be very many, when it looks for branches."""
+    lease, seen = membership(await open_log(address=ADDRESS)), list[bool]()
+
+    async def adopted() -> None:
+        seen.append(lease.is_current)
+
+    lease.watch(adopted)
+    while not seen:
+        await asyncio.sleep(0.05)
+    assert seen == [True]
+    lease._valid_until = float("-inf")
+    await lease.renew()
+    assert not lease.is_current
+    while len(seen) < 2:
+        await asyncio.sleep(0.05)
+    assert not seen[1]
+    await asyncio.sleep(0.1)
+    assert lease.is_current
