@@ -61,15 +61,24 @@ class Source:
         self.abandoned = reason
 
     def deliver(
-        self, tag: int, raw: bytes, body: bytes = BODY, *, queue: bytes = b"q", get: bool = False, again: bool = False
+        self,
+        tag: int,
+        raw: bytes,
+        body: bytes = BODY,
+        *,
+        queue: bytes = b"q",
+        get: bool = False,
+        again: bool = False,
+        skipped: int = 0,
+        frames: int | None = None,
     ) -> int:
-        """Deliver a message in frames of 1,000 bytes; returns the number of frames that have passed."""
+        """Deliver a message, or some of its frames, of 1,000 bytes; returns the number of frames that have passed."""
         before = len(self.passed)
         method: methods.BasicDeliver | methods.BasicGetOk = methods.BasicDeliver(queue, tag, again, b"e", b"key")
         if get:
             method = methods.BasicGetOk(tag, again, b"e", b"key", 0)
-        buffer, frames = self._splitter.feed(content.message(method.frame(1), 1, raw, body, 1000))
-        for key, _, start, end in frames:
+        buffer, found = self._splitter.feed(content.message(method.frame(1), 1, raw, body, 1000))
+        for key, _, start, end in found[skipped:frames]:
             self.filter.frame(key, buffer, start, end)
         return len(self.passed) - before
 

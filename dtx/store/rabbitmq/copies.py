@@ -44,6 +44,8 @@ _PATIENCE: Final = 0.05
 """Seconds that a settlement waits for the end of the branch, which makes a row in the log unnecessary."""
 _ANSWER: Final = 2.0
 """Seconds in which the other members must say what they have delivered; otherwise the copy waits."""
+_SILENCE: Final = 0.5
+"""Seconds in which the other members are not asked again after they have not answered: all copies wait."""
 _RETRY: Final = 0.5
 """Seconds between two attempts to write a settlement while the log is away."""
 _UUID: Final = re.compile(rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -195,6 +197,7 @@ class CopyRegister:
         """The suppressed copies by branch: whether a further message with the same attempt was delivered."""
         self._doubtful: dict[Key, dict[CopyPlace, bytes]] = {}
         """The digests of messages that branches have perhaps taken, while that is being found out."""
+        self._silent_until = float("-inf")
         self._waited: set[tuple[CopyPlace, int]] = set()
         """Copies that have waited for another one long enough."""
         self._timers: dict[bytes, asyncio.TimerHandle] = {}
@@ -306,16 +309,22 @@ class CopyRegister:
 
     async def decide(self, copy: Copy, properties: bytes, *, redelivered: bool) -> CopyVerdict:
         """As :meth:`verdict`, with the knowledge of all members."""
-        if self.members is None:
+        if self._is_fenced and not _is_exempt(properties):
+            return CopyVerdict.WAIT
+        if self.members is None or not self._is_replayed_copy(copy, properties):
             return self.verdict(copy, properties, redelivered=redelivered)
+        if self.is_deaf:
+            return CopyVerdict.WAIT
         try:
             async with asyncio.timeout(_ANSWER):
                 elsewhere = await self.members.is_out(copy)
         except (LogError, TimeoutError) as error:
             _log.warning("a copy waits for the other members", reason=str(error) or "they do not answer")
+            self._silent_until = asyncio.get_running_loop().time() + _SILENCE
             return CopyVerdict.WAIT
         except Exception:  # noqa: BLE001 - a member of another version has answered something else
             _log.exception("the other members cannot be asked about a copy")
+            self._silent_until = asyncio.get_running_loop().time() + _SILENCE
             return CopyVerdict.WAIT
         if not self._is_active():
             return CopyVerdict.WAIT
@@ -333,9 +342,7 @@ class CopyRegister:
         place = copy.place
         if self._doubtful.get(place.key, {}).get(place) == copy.digest:
             return CopyVerdict.DELIVER if self._has_waited(copy) else CopyVerdict.WAIT
-        if self._replayed.get(place.key.branch, {}).get(place.key.position) != copy.digest:
-            return CopyVerdict.DELIVER
-        if b"x-death" in properties or b"x-stream-offset" in properties:  # also messages put back after a death
+        if not self._is_replayed_copy(copy, properties):
             return CopyVerdict.DELIVER
         attempt, settled = self._settled.get(place.key.branch, {}).get(place, (copy.attempt, b""))
         if attempt != copy.attempt:
@@ -351,6 +358,15 @@ class CopyRegister:
         if self._has_waited(copy):
             return CopyVerdict.DELIVER
         return CopyVerdict.WAIT if elsewhere or self.is_out(place, copy.attempt) else CopyVerdict.DELIVER
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether copies wait because nothing can be learned from the other members now."""
+        return self._is_fenced or asyncio.get_running_loop().time() < self._silent_until
+
+    def _is_replayed_copy(self, copy: Copy, properties: bytes) -> bool:
+        known = self._replayed.get(copy.place.key.branch, {}).get(copy.place.key.position)
+        return known == copy.digest and not _is_exempt(properties)
 
     def is_out(self, place: CopyPlace, attempt: int) -> bool:
         """Whether a consumer has another copy than that of *attempt*."""
@@ -572,6 +588,11 @@ class CopyRegister:
                 )
             )
         )
+
+
+def _is_exempt(properties: bytes) -> bool:
+    """Whether a message is never suppressed. RabbitMQ ends the connection for a return of what a stream delivered."""
+    return b"x-death" in properties or b"x-stream-offset" in properties  # also messages put back after a death
 
 
 def _name(branch_id: UUID) -> bytes:

@@ -83,6 +83,11 @@ class _Candidate:
     is_replayed: bool
     """The register must decide when it is whole."""
 
+    @property
+    def is_early(self) -> bool:
+        """Whether it counts as delivered before it is whole: its first frames have passed."""
+        return not self.is_replayed and not self.no_ack
+
 
 @dataclass(slots=True)
 class _Arriving:
@@ -121,6 +126,8 @@ class CopyFilter:
         self._size_behind = 0
         self._asking: asyncio.Timeout | None = None
         self._owned: dict[int, _Ownership] = {}
+        self._waiting: dict[int, _Candidate] = {}
+        """Deliveries that wait, by delivery tag: the other members are asked about them again."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -156,7 +163,7 @@ class CopyFilter:
                 self._arriving = arriving = _Arriving(key, buffer[start + 7 : end - 1])
                 if key == methods.BasicGetOk.KEY:  # the channel forgets what it belongs to when it passes
                     arriving.subscription = self._source.subscription(methods.BasicGetOk.decode(arriving.payload))
-                if self.register.filters:
+                if self.register.may_concern or self.register.filters:
                     arriving.held.append((key, buffer[start:end]))
                     self.register.holding.add(self)
                     return
@@ -211,6 +218,8 @@ class CopyFilter:
                 arriving.candidate = self._examine(arriving, message, properties)
                 if arriving.candidate is not None:
                     self.register.holding.add(self)  # so that the rest of it comes here
+                    if arriving.candidate.is_early:  # another copy must not come before the rest of this one
+                        self.register.delivered(arriving.candidate.copy)
         else:
             arriving.left -= len(payload)
             if arriving.candidate is not None:
@@ -241,7 +250,8 @@ class CopyFilter:
         if candidate.no_ack:
             self.settle_at_once(copy)
         else:
-            self.register.delivered(copy)
+            if not candidate.is_early:
+                self.register.delivered(copy)
             self.tracked[candidate.delivery.delivery_tag] = copy
 
     def settle_at_once(self, copy: Copy) -> None:
@@ -280,16 +290,18 @@ class CopyFilter:
         again = candidate.delivery.redelivered
         return await self.register.decide(candidate.copy, candidate.properties, redelivered=again)
 
-    async def _ask_again(self, candidate: _Candidate) -> None:
-        """Ask the other members as long as a delivery waits."""
-        tag = candidate.delivery.delivery_tag
-        while True:
+    async def _ask_again(self) -> None:
+        """Ask the other members, about one delivery after the other, as long as any waits."""
+        while self._waiting:
             await asyncio.sleep(_ASK_AGAIN)
-            if tag not in self._owned or self.has_ended:
-                return
-            if await self._decision(candidate) is not CopyVerdict.WAIT:
-                self.register.end_wait(candidate.copy.place)
-                return
+            for tag, candidate in list(self._waiting.items()):
+                if self.register.is_deaf:
+                    break
+                if tag in self._owned and await self._decision(candidate) is not CopyVerdict.WAIT:
+                    self.register.end_wait(candidate.copy.place)
+                if tag not in self._owned:
+                    self._waiting.pop(tag, None)
+                await asyncio.sleep(0)
 
     def _act(self, arriving: _Arriving, candidate: _Candidate, verdict: CopyVerdict) -> None:
         copy, delivery = candidate.copy, candidate.delivery
@@ -308,7 +320,9 @@ class CopyFilter:
                 self._owned[delivery.delivery_tag] = _Ownership.WAITING
                 self.register.wait(copy, _HOLD, partial(self._settle_owned, delivery.delivery_tag, requeue=True))
                 if self.register.members is not None:
-                    self.spawn(self._ask_again(candidate))
+                    self._waiting[delivery.delivery_tag] = candidate
+                    if len(self._waiting) == 1:
+                        self.spawn(self._ask_again())
             case _ as never:
                 assert_never(never)
         if verdict is not CopyVerdict.DELIVER and isinstance(delivery, methods.BasicGetOk):
@@ -340,7 +354,13 @@ class CopyFilter:
         """Run *work* as a task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("deliveries are lost to their channel", exc_info=error)
+            self._source.abandon("internal error")
 
     # -- from the client
 
@@ -357,7 +377,12 @@ class CopyFilter:
             return
         current = candidate.delivery.delivery_tag
         if current == tag or (multiple and (not tag or current < tag)):
-            arriving.candidate = None
+            self._drop_candidate(arriving)
+
+    def _drop_candidate(self, arriving: _Arriving) -> None:
+        candidate, arriving.candidate = arriving.candidate, None
+        if candidate is not None and candidate.is_early:
+            self.register.release((candidate.copy,))
 
     def settled(self, tags: Iterable[int]) -> list[Copy]:
         """The tracked copies with *tags*, which the client settles for good; they are tracked no longer."""
@@ -408,7 +433,10 @@ class CopyFilter:
         """The channel has ended. Returns the frames of the broker that will not pass."""
         self.has_ended = True
         self.register.holding.discard(self)
-        self._arriving = None
+        self._waiting.clear()
+        arriving, self._arriving = self._arriving, None
+        if arriving is not None:
+            self._drop_candidate(arriving)
         self.recovered()
         behind, self._behind = self._behind or [], None
         return behind

@@ -20,6 +20,7 @@ from dtx.server.members.forwarding import Answer, Forwarding
 from dtx.store.rabbitmq import copies as register_module
 from dtx.store.rabbitmq import copy_filter
 from dtx.store.rabbitmq.copies import CopyRegister
+from dtx.wire.amqp09.frames import BODY, HEADER
 from dtx.wire.amqp09.properties import EMPTY
 from tests.support.branches import a_branch, a_commit, a_publish, a_replay, a_unit, an_insert
 from tests.support.copies import BRANCH, REPLAY, Source, marked
@@ -298,6 +299,7 @@ async def test_a_channel_that_ends_returns_waiting_frames(tier: Tier) -> None:
 
 async def test_a_copy_waits_while_a_member_is_silent(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copy_filter, "_ASK_AGAIN", 0.02)
+    monkeypatch.setattr(register_module, "_SILENCE", 0.02)
     first, second = tier.join(), tier.join()
     await tier.begin()
     await tier.replay(first)
@@ -448,3 +450,112 @@ async def test_a_log_that_is_away_is_an_error(tier: Tier) -> None:
     with pytest.raises(LogUnavailable):
         await dtx.copies.handle({"load": [str(BRANCH)]})
     tier.log.reachable = True
+
+
+async def test_a_copy_is_out_from_its_header_on(tier: Tier) -> None:
+    """A slow client gets the rest of it later; until then, another member must not deliver another copy."""
+    first, second = tier.join(), tier.join()
+    await tier.begin()
+    one, two = Source(first.register), Source(second.register)
+    one.deliver(1, marked(), frames=3)
+    await tier.replay(second)
+    two.deliver(1, marked(2))
+    await settle_down()
+    assert (one.passed[1:], two.passed) == ([HEADER, BODY], [])
+    one.filter.end()
+    two.filter.end()
+
+
+async def test_a_copy_is_decided_at_its_header(tier: Tier) -> None:
+    """Its first frame came before the message was sent again, and passes with the header only."""
+    first, second = tier.join(), tier.join()
+    await tier.begin()
+    one, two = Source(first.register), Source(second.register)
+    assert one.deliver(1, marked(), frames=1) == 0
+    await tier.replay(second)
+    two.deliver(1, marked(2))
+    await settle_down()
+    assert len(two.passed) == two.whole
+    one.deliver(1, marked(), skipped=1)
+    await settle_down()
+    assert one.passed == []
+    for source in (one, two):
+        source.filter.end()
+
+
+@pytest.mark.parametrize("header", ["x_stream_offset", "x_death"])
+@pytest.mark.parametrize("reason", ["no lease", "silent"])
+async def test_what_is_never_suppressed_never_waits(tier: Tier, header: str, reason: str) -> None:
+    """RabbitMQ ends the connection (540) for a return of what a stream delivered."""
+    first, second = tier.join(), tier.join()
+    await tier.begin()
+    await tier.replay(first)
+    first.is_current, second.is_silent = reason != "no lease", True
+    source = Source(first.register)
+    source.deliver(1, marked(2, **{header.replace("_", "-"): b"1"}))
+    await settle_down()
+    assert len(source.passed) == source.whole
+    source.filter.end()
+
+
+async def test_members_are_not_asked_about_other_bodies(tier: Tier) -> None:
+    """A client can write the headers of a message that was sent again: that must not cost a request each."""
+    first = tier.join()
+    tier.join()
+    await tier.begin()
+    await tier.replay(first)
+    source, tier.asked = Source(first.register), 0
+    for tag in range(1, 6):
+        source.deliver(tag, marked(2), body=b"another")
+        await settle_down()
+    assert (len(source.passed), tier.asked) == (15, 0)
+
+
+async def test_waiting_copies_are_asked_about_one_by_one(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer without prefetch limit may have very many."""
+    monkeypatch.setattr(copy_filter, "_ASK_AGAIN", 0.02)
+    first, second = tier.join(), tier.join()
+    await tier.begin()
+    Source(second.register).deliver(1, marked())
+    await tier.replay(first)
+    source = Source(first.register)
+    for tag in range(1, 51):
+        source.deliver(tag, marked(2))
+        await settle_down()
+    assert len(source.filter._owned) == 50
+    assert len(source.filter._tasks) == 1
+    source.filter.end()
+
+
+async def test_no_copy_waits_for_a_member_that_was_silent(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames behind many copies would else wait two seconds for each: among them tx.commit-ok of a vote."""
+    monkeypatch.setattr(register_module, "_ANSWER", 0.05)
+    first = tier.join()
+    tier.join()
+    await tier.begin()
+    await tier.replay(first)
+    monkeypatch.setattr(tier, "pause", lambda: asyncio.sleep(60))
+    source = Source(first.register)
+    for tag in range(1, 21):
+        source.deliver(tag, marked(2))
+    source.deliver(21, EMPTY)
+    await asyncio.sleep(0.2)
+    assert len(source.passed) == source.whole
+    assert list(source.filter._owned) == list(range(1, 21))
+    source.filter.end()
+
+
+async def test_a_failed_channel_gives_its_deliveries_back(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = tier.join()
+    tier.join()
+    await tier.begin()
+    await tier.replay(first)
+    source = Source(first.register)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(source, "accept", fails)
+    source.deliver(1, marked(2))
+    await settle_down()
+    assert source.abandoned
