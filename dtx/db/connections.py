@@ -8,7 +8,7 @@ time-out. The next caller begins with the host that answered last, or after one 
 import asyncio
 import math
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -24,13 +24,24 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from dtx.db.columns import seconds_of
+from dtx.telemetry import get_logger
 
+_log = get_logger(part="database")
 SCHEMES = ("postgresql://", "postgres://", "postgresql+psycopg://")
 _LEAST: Final = 1.0
 """Seconds for one host at least, whatever the number of hosts."""
 _AGAIN: Final = 1.0
 _NOW: Final = 10.0
 """Seconds for :func:`connect_now`."""
+_TIMELINE: Final = """
+SELECT system_identifier::text, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint
+FROM pg_control_system() WHERE NOT pg_is_in_recovery()
+"""
+_STANDBYS: Final = """
+SELECT count(*) FROM pg_stat_replication r
+WHERE coalesce(r.application_name, '') NOT IN ('pg_basebackup', 'pg_receivewal')
+    AND NOT EXISTS (SELECT FROM pg_replication_slots s WHERE s.active_pid = r.pid AND s.slot_type = 'logical')
+"""
 MINIMUM_VERSION: Final = 130_000
 """13: it has the type xid8."""
 
@@ -53,7 +64,7 @@ class Dsn:
         LogError: it is not a URL that libpq understands; the message does not repeat it.
     """
 
-    __slots__ = ("_secrets", "conninfo", "first", "shown")
+    __slots__ = ("_secrets", "_timelines", "conninfo", "first", "shown")
 
     def __init__(self, url: str) -> None:
         if not url.startswith(SCHEMES):
@@ -72,6 +83,26 @@ class Dsn:
         """The URL for people and logs."""
         self.first = 0
         """Index of the host to try first."""
+        self._timelines: dict[str, int] = {}
+        """The newest timeline that was seen of each cluster; in use there is one cluster."""
+
+    def require_newest(self, cluster: str, timeline: int) -> None:
+        """Note the timeline of a server, which grows with each promotion of a standby.
+
+        Args:
+            cluster: the system identifier, which a primary and its standbys share.
+            timeline: of the server.
+
+        Raises:
+            psycopg.OperationalError: it is an older one. So it was the primary before, and may lack the latest writes.
+        """
+        newest = self._timelines.setdefault(cluster, timeline)
+        if timeline < newest:
+            raise psycopg.OperationalError(
+                f"this server is on timeline {timeline}, and another one was promoted to timeline {newest}: "
+                "it is not the primary any more, so shut it down"
+            )
+        self._timelines[cluster] = timeline
 
     def __repr__(self) -> str:
         return f"Dsn({self.shown!r})"
@@ -94,14 +125,15 @@ async def connect(dsn: Dsn, settings: dict[str, str], *, timeout: float) -> psyc
         timeout: seconds for all hosts together.
 
     Raises:
-        psycopg.Error, OSError: no connection, or only one to a standby, which may lack the latest writes.
+        psycopg.Error, OSError: no connection, or only one to a standby or to a former primary, which may lack the
+            latest writes.
     """
     places = await conninfo_attempts_async(conninfo_to_dict(dsn.conninfo))
     seconds = _part(timeout, len(places))
     failures: list[str] = []
     for at in _attempt_order(dsn, len(places)):
         try:
-            connection = await _within(seconds, _one(places[at], settings, seconds), places[at])
+            connection = await _within(seconds, _one(dsn, places[at], settings, seconds), places[at])
         except (psycopg.Error, OSError) as error:
             if len(places) == 1:
                 raise
@@ -152,7 +184,7 @@ def _attempt_order(dsn: Dsn, count: int) -> Iterator[int]:
         yield number % count
 
 
-async def _one(place: ConnDict, settings: dict[str, str], seconds: float) -> psycopg.AsyncConnection:
+async def _one(dsn: Dsn, place: ConnDict, settings: dict[str, str], seconds: float) -> psycopg.AsyncConnection:
     connection = await psycopg.AsyncConnection.connect(
         make_conninfo("", **place), autocommit=True, connect_timeout=max(2, math.ceil(seconds))
     )
@@ -160,6 +192,10 @@ async def _one(place: ConnDict, settings: dict[str, str], seconds: float) -> psy
         if connection.info.parameter_status("in_hot_standby") == "on":  # sent by PostgreSQL 14 and later
             raise psycopg.OperationalError("this server is a read-only standby")
         await connection.execute(*_setting(settings))
+        with suppress(psycopg.NotSupportedError, psycopg.ProgrammingError):  # a service that is no plain PostgreSQL
+            found = await (await connection.execute(_TIMELINE)).fetchone()
+            if found is not None:
+                dsn.require_newest(*found)
     except BaseException:
         await connection.close()
         raise
@@ -343,12 +379,14 @@ class Check:
         found: its value.
         fault: lower case, with the remedy; ``None`` if there is none.
         unsafe_only: whether ``--unsafe`` accepts the fault.
+        advice: as *fault*, but dtx serves nevertheless.
     """
 
     name: str
     found: str
     fault: str | None = None
     unsafe_only: bool = False
+    advice: str | None = None
 
 
 def examine(dsn: Dsn) -> list[Check]:
@@ -389,6 +427,21 @@ def _examine(connection: psycopg.Connection) -> Iterator[Check]:
         yield Check(name="role", found="standby", fault=fault)
     else:
         yield Check(name="role", found="primary")
+        yield _replication(ask(_STANDBYS), show("synchronous_standby_names"), show("synchronous_commit"))
+
+
+def _replication(standbys: int, names: str, commit: str) -> Check:
+    """Check that a commit waits for a standby: a promoted one must have every branch that has voted."""
+    if not standbys:
+        return Check(name="replication", found="none")
+    if names and commit != "local":
+        return Check(name="replication", found="synchronous")
+    setting = "synchronous_standby_names is empty" if not names else "synchronous_commit = local"
+    advice = (
+        f"commits do not wait for a standby ({setting}): prepared branches are lost if one is promoted; set "
+        "synchronous_standby_names"
+    )
+    return Check(name="replication", found="asynchronous", advice=advice)
 
 
 def _pooling(connection: psycopg.Connection, dsn: Dsn) -> Check:
@@ -422,6 +475,8 @@ def require_safe(dsn: Dsn, *, unsafe: bool = False) -> None:
         LogUnavailable: no connection.
     """
     for check in examine(dsn):
+        if check.advice is not None:
+            _log.warning("the database may lose branches", check=check.name, found=check.found, reason=check.advice)
         if check.fault is not None and not (unsafe and check.unsafe_only):
             hint = ", or give --unsafe" if check.unsafe_only else ""
             raise LogError(f"{check.fault}{hint} ({check.name} is {check.found})")

@@ -84,7 +84,9 @@ def _server(dsn: Dsn, settings: Settings) -> Iterator[DoctorCheck]:
     """The requirements that the service checks at its start."""
     for check in connections.examine(dsn):
         name, found = f"database.{check.name}", f"{check.name} is {check.found}"
-        if check.fault is None:
+        if check.advice is not None:
+            yield warning(name, f"{check.advice} ({found})")
+        elif check.fault is None:
             yield ok(name, found)
         elif check.unsafe_only and settings.unsafe:
             yield warning(name, f"{check.fault} ({found})")

@@ -48,10 +48,10 @@ def setting(own_postgres: PostgresServer) -> Iterator[psycopg.Connection]:
 def test_a_server_with_defaults_is_fine(postgres_url: str) -> None:
     found = connections.examine(Dsn(postgres_url))
     assert [check.name for check in found] == [
-        "server_version", "fsync", "full_page_writes", "synchronous_commit", "server_encoding", "role",
+        "server_version", "fsync", "full_page_writes", "synchronous_commit", "server_encoding", "role", "replication",
         "pooling",
     ]  # fmt: skip
-    assert [check.fault for check in found] == [None] * 7
+    assert [check.fault or check.advice for check in found] == [None] * 8
     assert found[-1].found == "none"
     connections.require_safe(Dsn(postgres_url))
 
