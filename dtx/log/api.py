@@ -136,8 +136,15 @@ class TransactionLog(Protocol):
     async def read_archive(self, xid: Xid) -> list[ArchivedMessage]:
         """The undelivered messages of forgotten branches with *xid*, in order."""
 
-    async def load_copies(self, branch_ids: Collection[UUID] | None = None) -> LoggedCopies:
-        """The replays, settlements and duplicates of this resource manager, or of these branches, without contents."""
+    async def load_copies(
+        self, branch_ids: Collection[UUID] | None = None, position: int | None = None
+    ) -> LoggedCopies:
+        """The replays, settlements and duplicates of this resource manager, without contents.
+
+        Args:
+            branch_ids: only these branches.
+            position: only this message of each of them.
+        """
 
     async def unended(self, branch_ids: Collection[UUID]) -> set[UUID]:
         """Those of the branches that the log has now, whichever member they belong to."""

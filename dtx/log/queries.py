@@ -305,6 +305,7 @@ _ANY_BRANCH: Final = any_(bindparam("branch_ids", None, type_=ARRAY(Uuid)))
 _UNENDED: Final = Query(select(branch.c.id).where(branch.c.rm == _RM, branch.c.id == _ANY_BRANCH))
 COPIES_AT_ONCE: Final = 10_000
 """Rows of copies in one result: a few megabytes."""
+_LAST_POSITION: Final = (1 << 31) - 1
 
 
 def _copies(
@@ -319,7 +320,11 @@ def _copies(
         .order_by(*(table.c[name] for name in keys))
         .limit(bindparam("most", None, type_=Integer))
     )
-    return Query(rows), Query(rows.where(table.c.branch_id == _ANY_BRANCH))
+    some = rows.where(
+        table.c.branch_id == _ANY_BRANCH,
+        table.c.position.between(bindparam("first", None, type_=Integer), bindparam("last", None, type_=Integer)),
+    )
+    return Query(rows), Query(some)
 
 
 _REPLAY_KEY: Final = {"branch_id": UUID(int=0), "position": -1}
@@ -579,13 +584,16 @@ class LogQueries(ABC):
         rows = await self.fetch(ARCHIVED, format_id=xid.format_id, gtrid=xid.gtrid, bqual=xid.bqual)
         return [archived_message(row[:-2], row[-2], row[-1]) for row in rows]
 
-    async def load_copies(self, branch_ids: Collection[UUID] | None = None) -> LoggedCopies:
+    async def load_copies(
+        self, branch_ids: Collection[UUID] | None = None, position: int | None = None
+    ) -> LoggedCopies:
         """See :class:`dtx.log.api.TransactionLog`."""
 
         def rows(queries: tuple[Query, Query], key: Mapping[str, Any]) -> AsyncIterator[tuple[Any, ...]]:
             if branch_ids is None:
                 return self._copies(queries[0], key)
-            return self._copies(queries[1], key, branch_ids=list(branch_ids))
+            first, last = (0, _LAST_POSITION) if position is None else (position, position)
+            return self._copies(queries[1], key, branch_ids=list(branch_ids), first=first, last=last)
 
         replays = [
             (branch_id, Replay(position=position, exchange=exchange, routing_key=key, digest=digest))

@@ -230,6 +230,8 @@ async def test_the_copies_of_some_branches_are_read_alone(log: MessageLog) -> No
     assert found.replays == ((branch.id, a_replay()),)
     assert found.settlements == (a_settlement(branch),)
     assert [row.branch_id for row in found.suppressed] == [branch.id]
+    assert await log.load_copies([branch.id], 0) == found
+    assert await log.load_copies([branch.id], 1) == LoggedCopies()
     assert await log.load_copies([]) == LoggedCopies()
 
 

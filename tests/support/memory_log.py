@@ -384,30 +384,32 @@ class MemoryLog:
         found = [message for rm, message in self.database.archive if rm == self._rm and message.xid == xid]
         return sorted(found, key=lambda message: (message.at, message.position))
 
-    async def load_copies(self, branch_ids: Collection[UUID] | None = None) -> LoggedCopies:
-        """The replays, settlements and duplicates of this resource manager, or of these branches."""
+    async def load_copies(
+        self, branch_ids: Collection[UUID] | None = None, position: int | None = None
+    ) -> LoggedCopies:
+        """The replays, settlements and duplicates of this resource manager, of these branches, or of one message."""
         self._require_reachable()
         database = self.database
 
-        def is_meant(rm: str, branch_id: UUID) -> bool:
-            return rm == self._rm and (branch_ids is None or branch_id in branch_ids)
+        def is_meant(rm: str, branch_id: UUID, at: int) -> bool:
+            return rm == self._rm and (branch_ids is None or branch_id in branch_ids) and position in (None, at)
 
         return LoggedCopies(
             replays=tuple(
                 (branch_id, replay)
-                for (branch_id, _), (rm, replay) in sorted(database.replays.items(), key=_key)
-                if is_meant(rm, branch_id)
+                for (branch_id, at), (rm, replay) in sorted(database.replays.items(), key=_key)
+                if is_meant(rm, branch_id, at)
             ),
             settlements=tuple(
                 settlement
                 for key, (rm, settlement) in sorted(database.settlements.items(), key=_key)
-                if is_meant(rm, key[0])
+                if is_meant(rm, key[0], key[1])
                 and (key[:2] in database.replays or key[0] in database.rows or settlement.attempt == MOVED)
             ),
             suppressed=tuple(
                 SettledCopy(branch_id=key[0], position=key[1], vhost=key[2], queue=key[3], attempt=key[4])
                 for key, (rm, _) in sorted(database.duplicates.items(), key=_key)
-                if is_meant(rm, key[0])
+                if is_meant(rm, key[0], key[1])
             ),
         )
 

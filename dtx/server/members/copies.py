@@ -66,6 +66,8 @@ class MemberCopies:
         self._decisions: dict[CopyPlace, list[_Decision]] = {}
         self._batch = _Batch()
         self._reading = asyncio.Lock()
+        self._given_up: set[UUID] = set()
+        """Members that did not answer in time, and have not answered since."""
 
     def has_ended(self, branch: bytes) -> bool:
         """See :class:`~dtx.store.rabbitmq.copies.CopyMembers`."""
@@ -107,6 +109,7 @@ class MemberCopies:
         loop = asyncio.get_running_loop()
         until = loop.time() + _PATIENCE
         told: set[UUID] = set()
+        silent: dict[UUID, str] = {}
         while True:
             try:
                 answers = await self._forwarding.ask_others({"copies": {"load": branches}}, _ANSWER, but=told)
@@ -114,16 +117,18 @@ class MemberCopies:
                 missing = str(error)
             else:
                 told |= {member.instance for member, answer in answers if isinstance(answer, dict)}
+                self._given_up -= told
                 # one whose lease has run out loads it before it delivers anything
-                silent = [
-                    member.holder
+                silent = {
+                    member.instance: member.holder
                     for member, _ in answers
                     if member.instance not in told and not member.expired and not member.dead
-                ]
-                if not silent:
+                }
+                if silent.keys() <= self._given_up:  # all other branches would wait as long
                     return
-                missing = ", ".join(silent)
+                missing = ", ".join(silent.values())
             if loop.time() > until:
+                self._given_up |= silent.keys()
                 effect = "its consumers may get second copies"
                 _log.warning("messages are sent again, and a member does not know of it", member=missing, effect=effect)
                 return
@@ -144,7 +149,7 @@ class MemberCopies:
                 elif not member.dead:
                     raise LogUnavailable(f"{member.holder} does not answer: {answer}")
             # after the answers: what a consumer has settled since then is in the log
-            self._register.load(await self._log.load_copies([_id(branch)]))
+            self._register.load(await self._log.load_copies([_id(branch)], position))
             return is_out or decision.has_yielded
         finally:
             decisions.remove(decision)

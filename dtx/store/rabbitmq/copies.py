@@ -197,7 +197,8 @@ class CopyRegister:
         """The suppressed copies by branch: whether a further message with the same attempt was delivered."""
         self._doubtful: dict[Key, dict[CopyPlace, bytes]] = {}
         """The digests of messages that branches have perhaps taken, while that is being found out."""
-        self._silent_until = float("-inf")
+        self._silent_until = self._written_at = float("-inf")
+        self._retrying = asyncio.Lock()
         self._waited: set[tuple[CopyPlace, int]] = set()
         """Copies that have waited for another one long enough."""
         self._timers: dict[bytes, asyncio.TimerHandle] = {}
@@ -232,10 +233,10 @@ class CopyRegister:
     @property
     def filters(self) -> bool:
         """Whether a delivery must be held until its header shows which message it is."""
-        return (self.enabled and bool(self._replayed or self._doubtful or self._is_fenced)) or bool(self.holding)
+        return (self.enabled and bool(self._replayed or self._doubtful or self.is_fenced)) or bool(self.holding)
 
     @property
-    def _is_fenced(self) -> bool:
+    def is_fenced(self) -> bool:
         """Whether another member may have taken over from this one, and may send any message again."""
         return self.members is not None and not self._is_active()
 
@@ -305,11 +306,11 @@ class CopyRegister:
 
     def is_replayed(self, key: Key) -> bool:
         """Whether a message was sent more than once, or was perhaps taken, or another member may do so now."""
-        return key.position in self._replayed.get(key.branch, ()) or key in self._doubtful or self._is_fenced
+        return key.position in self._replayed.get(key.branch, ()) or key in self._doubtful or self.is_fenced
 
     async def decide(self, copy: Copy, properties: bytes, *, redelivered: bool) -> CopyVerdict:
         """As :meth:`verdict`, with the knowledge of all members."""
-        if self._is_fenced and not _is_exempt(properties):
+        if self.is_fenced and not _is_exempt(properties):
             return CopyVerdict.WAIT
         if self.members is None or not self._is_replayed_copy(copy, properties):
             return self.verdict(copy, properties, redelivered=redelivered)
@@ -362,7 +363,7 @@ class CopyRegister:
     @property
     def is_deaf(self) -> bool:
         """Whether copies wait because nothing can be learned from the other members now."""
-        return self._is_fenced or asyncio.get_running_loop().time() < self._silent_until
+        return self.is_fenced or asyncio.get_running_loop().time() < self._silent_until
 
     def _is_replayed_copy(self, copy: Copy, properties: bytes) -> bool:
         known = self._replayed.get(copy.place.key.branch, {}).get(copy.place.key.position)
@@ -543,16 +544,22 @@ class CopyRegister:
         return first == (copy.attempt, copy.digest)
 
     async def _write_surely(self, record: LogWrite) -> None:
+        """Write *record*. While the log is away, only one of those that wait tries it, however many there are."""
+        loop = asyncio.get_running_loop()
         while True:
             try:
                 await self._write(record)
             except LogUnavailable as error:
-                _log.warning("a settlement waits for the log", reason=str(error))
-                await asyncio.sleep(_RETRY)
+                failed = loop.time()
+                async with self._retrying:
+                    if self._written_at < failed:
+                        _log.warning("settlements wait for the log", reason=str(error))
+                        await asyncio.sleep(_RETRY)
             except LogConflict as error:  # a value that no column takes: a client wrote the header
                 _log.warning("a settlement is not recorded", reason=str(error))
                 return
             else:
+                self._written_at = loop.time()
                 return
 
     async def suppress(self, copy: Copy, properties: bytes, body: bytes, exchange: bytes, routing_key: bytes) -> None:

@@ -37,6 +37,8 @@ _MOST_HELD: Final = 16 << 20
 """Bytes that are held, of one message or of the frames behind it: RabbitMQ's default message limit since 4.0."""
 _HOLD: Final = 600.0
 """Seconds that a copy waits for the settlement of another one: a third of RabbitMQ's default consumer timeout."""
+_MOST_LATE: Final = 10_000
+"""Settlements of one channel that wait for the log although the client has the deliveries; more are not recorded."""
 _ASK_AGAIN: Final = 1.0
 """Seconds after which the other members are asked again about a copy that waits."""
 
@@ -102,6 +104,11 @@ class _Arriving:
     candidate: _Candidate | None = None
     subscription: ConsumedQueue | None = None
     """Of basic.get."""
+
+    @property
+    def channel(self) -> int:
+        """The channel number of its frames, which are held."""
+        return int.from_bytes(self.held[0][1][1:3], "big")
 
 
 class CopyFilter:
@@ -256,7 +263,7 @@ class CopyFilter:
 
     def settle_at_once(self, copy: Copy) -> None:
         """Settle a copy whose settlement cannot wait for the log: a crash before the record repeats it."""
-        if self.register.add_settled(copy):
+        if self.register.add_settled(copy) and len(self._tasks) < _MOST_LATE:
             copy.is_pinned = True
             self.register.delivered(copy)
             self.spawn(self._record_late(copy))
@@ -325,7 +332,12 @@ class CopyFilter:
                         self.spawn(self._ask_again())
             case _ as never:
                 assert_never(never)
-        if verdict is not CopyVerdict.DELIVER and isinstance(delivery, methods.BasicGetOk):
+        if verdict is CopyVerdict.DELIVER or not isinstance(delivery, methods.BasicGetOk):
+            return
+        if verdict is CopyVerdict.WAIT and self.register.is_fenced:  # all that is in the queue would wait here
+            key, frame = methods.BasicGetEmpty.KEY, methods.BasicGetEmpty().frame(arriving.channel)
+            self._source.accept(key, frame, 0, len(frame))
+        else:
             self._get_again(candidate)
 
     def _may_replace(self, candidate: _Candidate) -> bool:

@@ -436,10 +436,12 @@ class _SimQueries(LogQueries):
         await self.database.pause()
         return found
 
-    async def load_copies(self, branch_ids: Collection[UUID] | None = None) -> LoggedCopies:
+    async def load_copies(
+        self, branch_ids: Collection[UUID] | None = None, position: int | None = None
+    ) -> LoggedCopies:
         """Return replays, settlements and duplicates."""
         await self._go()
-        found = await self.database.tables.load_copies(branch_ids)
+        found = await self.database.tables.load_copies(branch_ids, position)
         await self.database.pause()
         return found
 

@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 from uuid import UUID, uuid4
 
@@ -12,7 +12,7 @@ import pytest
 
 from dtx.log.api import LogUnavailable
 from dtx.log.membership import Member
-from dtx.log.records import DuplicateWrite, SettledCopy, SettlementsWrite
+from dtx.log.records import DuplicateWrite, LogWrite, SettledCopy, SettlementsWrite
 from dtx.server.members import copies as copies_module
 from dtx.server.members.client import PeerUnreachable
 from dtx.server.members.copies import MemberCopies
@@ -20,6 +20,7 @@ from dtx.server.members.forwarding import Answer, Forwarding
 from dtx.store.rabbitmq import copies as register_module
 from dtx.store.rabbitmq import copy_filter
 from dtx.store.rabbitmq.copies import CopyRegister
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.frames import BODY, HEADER
 from dtx.wire.amqp09.properties import EMPTY
 from tests.support.branches import a_branch, a_commit, a_publish, a_replay, a_unit, an_insert
@@ -47,6 +48,8 @@ class Tier:
         self.all: list[Dtx] = []
         self.lookups = 0
         self.asked = 0
+        self.loaded = 0
+        """Replays that were read."""
         self._random = random.Random(seed)
         self._seed = seed
 
@@ -68,9 +71,10 @@ class Tier:
                 await tier.pause()
                 return await tier.log.unended(branch_ids)
 
-            async def load_copies(self, branch_ids: Collection[UUID] | None = None) -> Any:
+            async def load_copies(self, branch_ids: Collection[UUID] | None = None, position: int | None = None) -> Any:
                 await tier.pause()
-                found = await tier.log.load_copies(branch_ids)
+                found = await tier.log.load_copies(branch_ids, position)
+                tier.loaded += len(found.replays)
                 await tier.pause()
                 return found
 
@@ -559,3 +563,90 @@ async def test_a_failed_channel_gives_its_deliveries_back(tier: Tier, monkeypatc
     source.deliver(1, marked(2))
     await settle_down()
     assert source.abandoned
+
+
+async def test_one_message_is_read_for_a_copy(tier: Tier) -> None:
+    """A branch may have sent 10,000 messages again, and each of them is asked about."""
+    first = tier.join()
+    tier.join()
+    await tier.begin()
+    branch = (await tier.log.lookup("/", tier.branch.xid)).branch
+    assert branch is not None
+    replays = tuple(replace(REPLAY, position=position) for position in range(100))
+    await tier.log.write(a_commit(branch, unit=a_unit(attempt=2), replays=replays))
+    await first.register.replay(BRANCH, replays)
+    source, tier.loaded = Source(first.register), 0
+    source.deliver(1, marked(2))
+    await settle_down()
+    assert (len(source.passed), tier.loaded) == (source.whole, 1)
+    source.filter.end()
+
+
+async def test_a_member_without_lease_does_not_drain_a_queue(tier: Tier) -> None:
+    """Getting the next message would take all of them from the consumers of other members."""
+    dtx = tier.join()
+    source = Source(dtx.register)
+    dtx.is_current = False
+    source.deliver(1, marked(), get=True)
+    await settle_down()
+    assert (source.got, source.passed) == ([], [methods.BasicGetEmpty.KEY])
+    assert list(source.filter._owned) == [1]
+    source.filter.end()
+
+
+async def test_one_settlement_tries_a_log_that_is_away(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If each of very many tried it, no time would be left to renew the lease."""
+    monkeypatch.setattr(register_module, "_RETRY", 0.02)
+    monkeypatch.setattr(register_module, "_PATIENCE", 0.001)
+    dtx, tries = tier.join(), 0
+    await tier.begin()
+    write = tier.log.write
+
+    async def counting(record: LogWrite) -> None:
+        nonlocal tries
+        tries += 1
+        await write(record)
+
+    monkeypatch.setattr(dtx.register, "_write", counting)
+    source = Source(dtx.register)
+    for tag in range(1, 201):
+        source.deliver(tag, marked())
+    tier.log.reachable = False
+    waiting = [asyncio.ensure_future(acknowledge(source, tag)) for tag in range(1, 201)]
+    await asyncio.sleep(0.3)
+    assert 200 < tries < 250
+    tier.log.reachable = True
+    await asyncio.wait_for(asyncio.gather(*waiting), 2)
+
+
+async def test_settlements_without_acknowledgement_are_bounded(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else limits them: the broker goes on delivering while the log is away."""
+    monkeypatch.setattr(copy_filter, "_MOST_LATE", 10)
+    dtx = tier.join()
+    await tier.begin()
+    tier.log.reachable = False
+    source = Source(dtx.register, no_ack=True)
+    for tag in range(1, 51):
+        source.deliver(tag, marked())
+    await settle_down()
+    assert (len(source.passed), len(source.filter._tasks)) == (50 * source.whole, 10)
+    tier.log.reachable = True
+    await asyncio.sleep(0.8)
+    assert not source.filter._tasks
+    assert not dtx.register._out
+
+
+async def test_members_that_were_given_up_are_not_waited_for(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its address may be wrong: then each unit of a takeover would wait a minute, and hold a channel."""
+    monkeypatch.setattr(copies_module, "_PATIENCE", 0.3)
+    first, second = tier.join(), tier.join()
+    second.is_silent = True
+    await first.copies.announce([b"x"])
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await first.copies.announce([b"y"])
+    assert loop.time() - began < 0.2
+    second.is_silent = False
+    await tier.begin()
+    await first.copies.announce([str(BRANCH).encode()])
+    assert not first.copies._given_up
