@@ -56,13 +56,20 @@ class PeerClient:
         name: of this member.
         secrets: returns the valid secrets, at most four.
         tls: for ``amqps``; it verifies the certificate of the member.
+        peer: name of the member; ``None``: any. Another one at its address would answer for it.
 
     Raises:
         ValueError: *address* has another form.
     """
 
     def __init__(
-        self, address: str, name: str, secrets: Callable[[], Sequence[bytes]], tls: ssl.SSLContext | None = None
+        self,
+        address: str,
+        name: str,
+        secrets: Callable[[], Sequence[bytes]],
+        tls: ssl.SSLContext | None = None,
+        *,
+        peer: str | None = None,
     ) -> None:
         url = urlsplit(address)
         if url.scheme not in ("amqp", "amqps") or not url.hostname:
@@ -71,6 +78,7 @@ class PeerClient:
         self.address = Address(url.hostname, url.port or (5672 if self._tls is None else 5671))
         self.name = name
         self.secrets = secrets
+        self.peer = peer
         self.link: PeerLink | None = None
         """The connection for new requests."""
         self._connecting: asyncio.Task[None] | None = None
@@ -245,6 +253,9 @@ class PeerLink(asyncio.Protocol):
         elif not self.proven.done():
             if proven(secrets(), [message.get("proof")], SERVER, self._greeting, self._theirs) is None:
                 self.proven.set_result("the server has another secret")
+                return
+            if self._client.peer not in (None, self._theirs.name):
+                self.proven.set_result(f"it is another member, {self._theirs.name}: correct --advertise")
                 return
             self._messages.limit = MAX_MESSAGE
             self.proven.set_result("")

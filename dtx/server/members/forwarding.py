@@ -186,7 +186,7 @@ class Forwarding:
             client = self._clients.get(member.instance)
             if client is None:
                 lease = self._membership
-                client = PeerClient(member.address, lease.holder, lambda: lease.secrets, self._tls)
+                client = PeerClient(member.address, lease.holder, lambda: lease.secrets, self._tls, peer=member.holder)
                 self._clients[member.instance] = client
             answer = await client.ask(request, seconds)
         except (PeerUnreachable, PeerLost) as error:

@@ -407,7 +407,8 @@ class CopyRegister:
                 acts.remove(released)
             if not acts:
                 self._waiting.pop(place, None)
-            self._waited.add((place, copy.attempt))
+            if place.key.branch in self._replayed or place.key in self._doubtful:  # not only without a lease
+                self._waited.add((place, copy.attempt))
             act()
 
         timer = asyncio.get_running_loop().call_later(seconds, waited)

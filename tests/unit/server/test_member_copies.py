@@ -650,3 +650,16 @@ async def test_members_that_were_given_up_are_not_waited_for(tier: Tier, monkeyp
     await tier.begin()
     await first.copies.announce([str(BRANCH).encode()])
     assert not first.copies._given_up
+
+
+async def test_what_waits_for_the_lease_leaves_no_trace(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of it was sent once, and nothing would ever remove it."""
+    monkeypatch.setattr(copy_filter, "_HOLD", 0.01)
+    dtx = tier.join()
+    source = Source(dtx.register)
+    dtx.is_current = False
+    source.deliver(1, marked())
+    await asyncio.sleep(0.05)
+    assert source.settled == [(1, True)]
+    assert not dtx.register._waited
+    source.filter.end()

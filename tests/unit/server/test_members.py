@@ -303,6 +303,17 @@ async def test_a_server_with_a_wrong_secret_gets_no_request() -> None:
         await client.close()
 
 
+async def test_another_member_at_an_address_gets_no_request(member: Member) -> None:
+    """The address of a load balancer leads to any member: that one would say that it does not have the branch."""
+    client = PeerClient(f"amqp://{member.address}", "a", lambda: [SECRET], peer="c")
+    member.clients.append(client)
+    with pytest.raises(PeerUnreachable, match="it is another member, b: correct --advertise"):
+        await client.ask({"n": 1}, 5)
+    assert not member.requests
+    member.clients.append(right := PeerClient(f"amqp://{member.address}", "a", lambda: [SECRET], peer="b"))
+    assert (await right.ask({"n": 1}, 5))["echo"]["n"] == 1
+
+
 async def test_a_proof_of_a_client_proves_no_server() -> None:
     async def reflect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(8)
