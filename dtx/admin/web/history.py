@@ -227,7 +227,8 @@ def _drawn(
                 pieces=[" ".join(piece if len(piece) > 1 else piece * 2) for piece in pieces if piece],
             )
         )
-    return DrawnChart(title=chart.title, top=chart.text(top), middle=chart.text(top / 2), lines=lines)
+    scale = [chart.text(value) if known else "" for value in (top, top / 2)]
+    return DrawnChart(title=chart.title, top=scale[0], middle=scale[1], lines=lines)
 
 
 def _extreme(chart: Chart, line: ChartLine, values: Sequence[float]) -> str:

@@ -59,6 +59,7 @@ def test_a_chart_without_any_number_is_drawn() -> None:
     for chart in draw(History().windows["8h"], 0.0, standalone=True):
         assert {line.now for line in chart.lines} == {"not known"}
         assert not any(line.pieces for line in chart.lines)
+        assert (chart.top, chart.middle) == ("", "")
 
 
 @pytest.mark.parametrize(
