@@ -1,12 +1,13 @@
 """The command ``dtx doctor``."""
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from dtx.admin.safe_text import safe
-from dtx.cli.doctor import DoctorCheck, Status, failed, warning
+from dtx.cli.doctor import DoctorCheck, Status, failed, ok, warning
 from dtx.cli.errors import Exit, explain
 from dtx.cli.options import BROKER_SETTINGS, DATABASE_SETTINGS, SettingsCommand, with_settings
 from dtx.cli.output import Column, Listing, Row, with_form
@@ -29,6 +30,8 @@ _COLUMNS: Final = (
     Column("check"),
     Column("sentence", cell=lambda row: row["sentence"]),
 )
+_SOON: Final = timedelta(days=30)
+"""A certificate that expires within this time is a warning."""
 _EPILOG = """\b
 Examples:
   dtx doctor
@@ -39,7 +42,8 @@ The exit code is 1 if a check failed, else 0; warnings do not count."""
 
 @click.command(cls=SettingsCommand, epilog=_EPILOG)
 @with_settings(
-    "listen", "tls_cert", "tls_key", "admin_listen", "no_admin", "admin_tls_cert", "admin_tls_key", "admin_proxy",
+    "listen", "tls_cert", "tls_key", "tls_ca",
+    "admin_listen", "no_admin", "admin_tls_cert", "admin_tls_key", "admin_proxy",
     *BROKER_SETTINGS, *DATABASE_SETTINGS, "unsafe", "coordinator", "lease_ttl", "upstream_heartbeat",
 )  # fmt: skip
 @with_form
@@ -62,6 +66,7 @@ def run_checks(settings: Settings) -> Iterator[DoctorCheck]:
 
     for name, sentence in (*settings.deprecated().items(), *settings.unencrypted().items()):
         yield warning(name, sentence)
+    yield from _guarded("certificates", _check_certificates, settings)
     yield from _guarded("database", check_database, settings)
     yield from _guarded("ha", check_ha, settings)
     if settings.broker is not None:
@@ -69,6 +74,24 @@ def run_checks(settings: Settings) -> Iterator[DoctorCheck]:
         yield from _guarded("standalone", check_left_behind, settings)
     else:
         yield from _guarded("standalone", check_standalone, settings)
+
+
+def _check_certificates(settings: Settings) -> Iterator[DoctorCheck]:
+    """The files of certificates. A dtx that runs uses them as they were at its start."""
+    from dtx.tls import expirations
+
+    files = {name: getattr(settings, name) for name in ("tls_cert", "tls_ca", "admin_tls_cert")}
+    for name, path in files.items():
+        if path is None:
+            continue
+        end = min(expirations(path.read_text("utf-8", "replace")))
+        left, until = end - datetime.now(UTC), f"{end:%Y-%m-%d %H:%M} UTC"
+        if left <= timedelta():
+            yield failed(name, f"a certificate in {path} has expired at {until}: renew it, then restart dtx")
+        elif left < _SOON:
+            yield warning(name, f"a certificate in {path} expires at {until}: renew it, then restart dtx")
+        else:
+            yield ok(name, f"the certificates in {path} are valid until {until}")
 
 
 def _guarded(

@@ -3,11 +3,13 @@
 import json
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+import trustme
 
 from dtx.auth.users import AccountEditor
 from dtx.cli import run
@@ -188,6 +190,23 @@ def test_doctor_before_the_first_start(migrated_postgres_url: str, capsys: pytes
     dtx = Command(migrated_postgres_url, capsys)
     assert dtx.findings() == {}
     assert "the first start creates user guest" in dtx("doctor")
+
+
+@pytest.mark.parametrize(
+    ("days", "code", "status", "words"),
+    [(100, 0, "ok", "are valid until"), (20, 0, "warning", "expires at"), (-1, 1, "failed", "has expired at")],
+)
+def test_doctor_warns_of_certificates_that_expire(
+    dtx: Command, tmp_path: Path, days: int, code: int, status: str, words: str
+) -> None:
+    now = datetime.now(UTC)
+    certificate = trustme.CA().issue_cert("dtx.example", not_before=now - timedelta(9), not_after=now + timedelta(days))
+    chain, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    certificate.cert_chain_pems[0].write_to_path(str(chain))
+    certificate.private_key_pem.write_to_path(str(key))
+    checks = dtx.objects("doctor", "--admin-tls-cert", str(chain), "--admin-tls-key", str(key), code=code)
+    (found,) = [each for each in checks if each["check"] == "admin_tls_cert"]
+    assert (found["status"], words in found["sentence"]) == (status, True), found
 
 
 def test_doctor_warns_of_listeners_that_others_reach(dtx: Command) -> None:
