@@ -20,10 +20,10 @@ from dtx.config.rules import QuotaResource
 from dtx.log.pages import DuplicateRow, InDoubt, JournalRow
 from dtx.log.reader import Detail, LeaseHolder, MemberRow
 from dtx.log.records import ArchivedMessage, BranchRecord, JournalEntry, JournalEvent, WorkRow
-from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.limits import Usage
 from dtx.manager.operators import Done, Forecast
 from dtx.manager.scan import Scan
+from dtx.manager.unvoted import UnvotedBranch
 from dtx.store.slices import finish
 from dtx.wire.amqp09.tables import MAX_SHORT
 from dtx.xa.model import Association
@@ -534,7 +534,7 @@ class PlaceForm(Form):
 
 
 class AssociationForm(Form):
-    """A branch that has not voted; it exists only in the memory of this dtx."""
+    """A branch that has not voted; it exists only in the memory of its dtx."""
 
     id: str = Field(description="Id of the branch: a UUID.")
     xid: str = Field(description="format:gtrid-hex:bqual-hex")
@@ -545,33 +545,23 @@ class AssociationForm(Form):
     started_at: Moment = Field(description="Time of start.")
     associated: int = Field(description="Number of channels that work for it now.")
     suspended: int = Field(description="Number of suspended associations.")
-    channels: list[PlaceForm] = Field(description="The channels of these associations.")
+    channels: list[PlaceForm] = Field(
+        description="The channels of these associations, with numbers of that dtx; of another one at most 20."
+    )
     publishes: int = Field(description="Messages that it has published so far.")
     consumes: int = Field(description="Deliveries that it has acknowledged so far.")
     bytes: int = Field(description="Size of the messages in bytes.")
     timeout: int = Field(description="Seconds from start to prepare; 0 for no limit.")
+    member: str | None = Field(description="host:pid of the other dtx where it began; null for this one.")
 
     @classmethod
-    def of_entry(cls, entry: BranchRuntime, places: list[PlaceForm]) -> Self:
-        """From a branch and the channels with associations to it."""
-        hows = list(entry.branch.associations.values())
-        work = entry.work
-        return cls(
-            id=str(entry.id),
-            xid=str(entry.xid),
-            readable=entry.xid.readable,
-            vhost=entry.vhost,
-            owner=entry.branch.owner,
-            state=entry.branch.state,
-            started_at=entry.started_at,
-            associated=hows.count(Association.ASSOCIATED),
-            suspended=hows.count(Association.SUSPENDED),
-            channels=places,
-            publishes=0 if work is None else work.publishes,
-            consumes=0 if work is None else work.consumes,
-            bytes=0 if work is None else work.bytes,
-            timeout=entry.branch.timeout,
-        )
+    def of_branch(cls, branch: UnvotedBranch) -> Self:
+        """From a branch of any member."""
+        places = [
+            PlaceForm(connection=number, channel=channel, association=how) for number, channel, how in branch.places
+        ]
+        readable = branch.xid.readable
+        return cls.of(branch, id=str(branch.id), xid=str(branch.xid), readable=readable, channels=places)
 
 
 class AssociationPage(Form):
@@ -579,6 +569,7 @@ class AssociationPage(Form):
 
     associations: list[AssociationForm] = Field(description="The branches.")
     cursor: str | None = Field(description="Cursor of the next page; null on the last one.")
+    missing: list[str] = Field(description="host:pid of members that did not answer, so their branches are missing.")
 
 
 class PastQuery(Form):

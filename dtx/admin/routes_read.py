@@ -10,7 +10,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from heapq import nsmallest
 from http import HTTPStatus
-from typing import Annotated, Final, Literal, cast
+from typing import Annotated, Final, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query
@@ -24,7 +24,6 @@ from dtx.admin.api_context import (
     ApiContext,
     Arrived,
     Asker,
-    ChannelFacts,
     Connected,
     ConnectionNumber,
     Context,
@@ -54,9 +53,9 @@ from dtx.log.pages import (
 )
 from dtx.log.reader import Detail, Export, LogReader, Messages, Piece
 from dtx.log.records import JournalEvent
-from dtx.manager.branch_runtime import BranchRuntime
 from dtx.manager.branches import AGES, BranchStats, branch_stats
-from dtx.store.slices import finish, in_slices
+from dtx.manager.unvoted import UnvotedFilter, merged, unvoted_page
+from dtx.store.slices import finish
 from dtx.xa.model import State
 from dtx.xa.xid import Xid
 
@@ -79,8 +78,6 @@ MessagePosition = Annotated[int, Path(description="Position of the message in th
 MESSAGES_TYPE: Final = "application/vnd.dtx.messages"
 COUNT: Final = "x-dtx-messages"
 """Header with the number of messages of an export; a stream that was broken off has fewer."""
-_KEPT: Final = 10_000
-"""Branches that are collected before the list is cut to the first ones."""
 _PAGE: Final = refusals({HTTPStatus.BAD_REQUEST: "A state, an xid, a gtrid or the cursor is malformed."})
 _BRANCH: Final = refusals(
     {HTTPStatus.BAD_REQUEST: "The xid is malformed.", HTTPStatus.NOT_FOUND: "No such branch is in the log."}
@@ -517,40 +514,23 @@ async def list_associations(
     cursor: Annotated[UUID | None, Query(description="Cursor from the previous page.")] = None,
     limit: Limit = 100,
 ) -> forms.AssociationPage:
-    """List branches that have not voted. They exist in the memory of this dtx only."""
+    """List branches that have not voted, by the time of their start. They exist in the memory of their dtx only.
+
+    All members are asked (--advertise). *missing* has those that did not answer within 2 seconds.
+    """
     who.require(OperatorRole.VIEWER)
     active, _ = context.require_active()
-
-    def wanted(entry: BranchRuntime) -> bool:
-        return (
-            entry.record is None
-            and owner in (None, entry.branch.owner)
-            and vhost in (None, entry.vhost)
-            and state in (None, entry.branch.state)
-            and (cursor is None or entry.id > cursor)
-        )
-
-    found: list[BranchRuntime] = []
-    async for entry in in_slices(active.manager.entries()):
-        if wanted(entry):
-            found.append(entry)
-            if len(found) > _KEPT:
-                found = nsmallest(limit + 1, found, key=lambda entry: entry.id)
-    found = nsmallest(limit + 1, found, key=lambda entry: entry.id)
-    shown, last = page_of(found, limit)
+    wanted = UnvotedFilter(owner=owner, vhost=vhost, state=state, after=cursor, limit=limit)
+    pages, missing = [await unvoted_page(active.manager.entries(), wanted)], list[str]()
+    if active.manager.others is not None:
+        theirs, missing = await active.manager.others.unvoted(wanted)
+        pages += theirs
+    page = merged(pages, limit)
     return forms.AssociationPage(
-        associations=[forms.AssociationForm.of_entry(entry, _places(entry)) for entry in shown],
-        cursor=None if last is None else str(last.id),
+        associations=[forms.AssociationForm.of_branch(branch) for branch in page.branches],
+        cursor=str(page.branches[-1].id) if page.more else None,
+        missing=missing,
     )
-
-
-def _places(entry: BranchRuntime) -> list[forms.PlaceForm]:
-    found = []
-    for channel, how in entry.branch.associations.items():
-        # The core accepts any hashable object as a channel; here they are the servers' channels.
-        connection, number = cast("ChannelFacts", channel).place
-        found.append(forms.PlaceForm(connection=connection, channel=number, association=how.value))
-    return found
 
 
 @router.get("/scans", tags=["clients"], responses=_CLIENTS)

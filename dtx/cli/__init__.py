@@ -31,7 +31,7 @@ _COMMANDS = {
     "discard": ("dtx.cli.orders", "discard", "Give up messages of a stuck branch."),
     "export": ("dtx.cli.export", "export", "Write the messages of a branch to files or stdout."),
     "duplicates": ("dtx.cli.duplicates", "duplicates", "Second copies that dtx did not deliver: list, restore."),
-    "members": ("dtx.cli.members", "members", "Active dtx that share the branches: list, rotate-secret."),
+    "members": ("dtx.cli.members", "members", "Active dtx that share the branches: list, unvoted, rotate-secret."),
     "bulk": ("dtx.cli.orders", "bulk", "Decide about all branches that a filter finds, after a dry run."),
     "audit": ("dtx.cli.audit", "audit", "List the actions of operators and their reasons."),
     "token": ("dtx.cli.accounts", "token", "Tokens for the operators' API."),

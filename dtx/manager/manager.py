@@ -24,6 +24,7 @@ from dtx.manager.limits import DiskAlarm, Limits, Quotas
 from dtx.manager.local_persistence import LocalPersistence
 from dtx.manager.logged_xids import LoggedXids
 from dtx.manager.maintenance import Maintenance
+from dtx.manager.unvoted import UnvotedFilter, UnvotedPage
 from dtx.store.api import BrokerStore, LocalStore
 from dtx.store.slices import Slices, in_slices
 from dtx.store.work import Budget, HeldWork
@@ -66,6 +67,9 @@ class OtherMembers(Protocol):
     @property
     def exist(self) -> bool:
         """Whether there were any at the last look."""
+
+    async def unvoted(self, wanted: UnvotedFilter) -> tuple[list[UnvotedPage], list[str]]:
+        """Pages of branches that have not voted, and the names of members that did not answer."""
 
     async def order(self, given: Mapping[str, Any], member: UUID) -> Mapping[str, Any] | None:
         """Let *member* carry out an operator's order.

@@ -124,6 +124,7 @@ async def show_connections(visit: Visitor, query: Annotated[ConnectionsQuery, Qu
         connections=list(zip(found.rows, shown, strict=True)),
         branches=working.associations,
         more_branches=working.cursor is not None,
+        missing=working.missing,
         scans=scans.scans,
         more_scans=scans.cursor is not None,
         live="always",

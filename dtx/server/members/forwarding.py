@@ -24,6 +24,7 @@ from dtx.log.membership import Member, Membership
 from dtx.manager import BranchManager, Requester
 from dtx.manager.branches import Elsewhere
 from dtx.manager.operators import Operators, from_json
+from dtx.manager.unvoted import UnvotedFilter, UnvotedPage, unvoted_page
 from dtx.server.members.client import PeerClient, PeerLost, PeerUnreachable
 from dtx.telemetry import Metrics
 from dtx.xa.codes import RefusalCause, ReplyCode, XaError, XaFlag
@@ -34,6 +35,8 @@ _PAUSE: Final = 0.1
 """Seconds before a request begins again."""
 _GRACE: Final = 5.0
 """Seconds for an answer to come, in addition to the time that the work may take."""
+_LISTED_WITHIN: Final = 2.0
+"""Seconds in which a member must list branches for operators."""
 _ELSEWHERE: Final = {"elsewhere": True}
 _FORWARDED: Final = frozenset(
     {
@@ -148,6 +151,22 @@ class Forwarding:
                 raise XaError(ReplyCode.INTERNAL_ERROR, text)
             await asyncio.sleep(_PAUSE)
 
+    async def unvoted(self, wanted: UnvotedFilter) -> tuple[list[UnvotedPage], list[str]]:
+        """See :class:`~dtx.manager.manager.OtherMembers`."""
+        try:
+            answers = await self.ask_others({"unvoted": wanted.to_json()}, _LISTED_WITHIN)
+        except LogError:
+            return [], [member.holder for member in self._membership.others]
+        pages, missing = list[UnvotedPage](), list[str]()
+        for member, answer in answers:
+            try:
+                if not isinstance(answer, dict):
+                    raise TypeError(answer)
+                pages.append(UnvotedPage.from_json(answer, member.holder))
+            except (KeyError, ValueError, TypeError, XaError):  # also of another version
+                missing.append(member.holder)
+        return pages, missing
+
     async def order(self, given: Mapping[str, Any], member: UUID) -> Mapping[str, Any] | None:
         """See :class:`~dtx.manager.manager.OtherMembers`."""
         xid = given["xid"]
@@ -195,7 +214,7 @@ class Forwarding:
             answer = PeerUnreachable(str(error))
         if isinstance(answer, dict) and "elsewhere" in answer:
             answer = None
-        operation = request.get("operation") or next(iter(request))  # an order, or copies
+        operation = request.get("operation") or next(iter(request))  # an order, copies, a list
         self._metrics.request_forwarded(operation, _result(answer), time.monotonic() - began)
         return answer
 
@@ -220,6 +239,9 @@ class Forwarding:
             return _ELSEWHERE if self.on_copies is None else await self.on_copies(request["copies"])
         if "order" in request:
             return await self._handle_order(request["order"])
+        if "unvoted" in request:
+            page = await unvoted_page(self._manager.entries(), UnvotedFilter.from_json(request["unvoted"]))
+            return page.to_json()
         operation = Operation(request["operation"])
         if operation not in _FORWARDED:
             raise ValueError(f"{operation} is not forwarded")

@@ -223,6 +223,40 @@ def test_members_are_listed_with_their_branches(stage: Stage) -> None:
     assert all(0 < row["remaining"] <= 2 for row in found)
 
 
+def test_unvoted_branches_of_all_members_are_listed(stage: Stage) -> None:
+    other, queue = stage.another_service(*ADMIN), stage.declare("q")
+    viewer = Operator(
+        other.admin_url, token=OperatorLog(stage.database, "dtx").make_token("v", OperatorRole.VIEWER, "test")
+    )
+
+    def listed() -> tuple[list[tuple[str, str | None, int]], list[str]]:
+        found = viewer.get("/dtx/v1/associations")
+        rows = [(row["xid"], row["member"], row["publishes"]) for row in found["associations"]]
+        return rows, found["missing"]
+
+    with stage.connected() as connection, stage.connected(other) as elsewhere:
+        _, first = work(connection.channel(), publish={queue: [b"a"]})
+        _, second = work(elsewhere.channel(), publish={queue: [b"b", b"c"]})
+        holder = other.run("members", "list", "--json").stdout.splitlines()[0]
+        name = json.loads(holder)["holder"]
+        assert listed() == ([(str(first), name, 1), (str(second), None, 2)], [])
+        said = other.run("members", "unvoted", "--json").stdout
+        assert [json.loads(line)["xid"] for line in said.splitlines()] == [str(first), str(second)]
+        page = viewer.get("/dtx/v1/associations", limit=1)
+        assert [row["xid"] for row in page["associations"]] == [str(first)]
+        page = viewer.get("/dtx/v1/associations", limit=1, cursor=page["cursor"])
+        assert ([row["xid"] for row in page["associations"]], page["cursor"]) == ([str(second)], None)
+        with psycopg.connect(stage.database, autocommit=True) as database:  # its lease does not run out
+            database.execute("UPDATE dtx.member SET expires_at = 'infinity'")
+        stage.service.pause()
+        try:
+            assert listed() == ([(str(second), None, 2)], [name])
+            run = other.run("members", "unvoted")
+            assert f"{name} did not answer" in run.stderr
+        finally:
+            stage.service.resume()
+
+
 def test_the_secret_changes_while_members_run(stage: Stage) -> None:
     """The last two are valid, so members may see the new one at different times."""
     other, queue = stage.another_service(), stage.declare("q")

@@ -125,8 +125,12 @@ def test_an_empty_connection_list_reports_whether_a_search_applied(given: dict[s
     found = ListPage(
         where="connections", rows=[], count=0, total=0, page=1, pages=1, given=given, sort="", reverse=False
     )
-    context = {**frame(None), "found": found, "connections": [], "branches": [], "scans": []}
-    assert said in bytes(render("connections.html", context).body).decode()
+    context = {**frame(None), "found": found, "connections": [], "branches": [], "scans": [], "missing": []}
+    text = bytes(render("connections.html", context).body).decode()
+    assert said in text
+    assert "did not answer" not in text
+    text = bytes(render("connections.html", context | {"missing": ["host:1", "host:2"]}).body).decode()
+    assert "did not answer, so their branches are missing: host:1, host:2" in text
 
 
 def test_rates_are_those_of_the_last_minute() -> None:

@@ -172,6 +172,9 @@ class Others:
     async def order(self, *_: Any) -> None:
         return None
 
+    async def unvoted(self, *_: Any) -> Any:
+        return [], []
+
     async def ask(
         self, who: Requester, xid: Xid, operation: Operation, seconds: int, found: Elsewhere, _: float
     ) -> Any:
