@@ -565,4 +565,6 @@ def _left_out(document: dict[str, Any]) -> list[str]:
         _, unknown = split_tags(user.get("tags", ()))
         if unknown:
             found.append(f"tags {', '.join(map(safe, unknown))} of user {safe(user['name'])}")
+        if user.get("limits"):
+            found.append(f"limits of user {safe(user['name'])}")
     return found

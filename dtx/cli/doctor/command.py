@@ -84,7 +84,11 @@ def _check_certificates(settings: Settings) -> Iterator[DoctorCheck]:
     for name, path in files.items():
         if path is None:
             continue
-        end = min(expirations(path.read_text("utf-8", "replace")))
+        ends = expirations(path.read_text("utf-8", "replace"))
+        if not ends:
+            yield failed(name, f"{path} has no PEM certificate")
+            continue
+        end = min(ends)
         left, until = end - datetime.now(UTC), f"{end:%Y-%m-%d %H:%M} UTC"
         if left <= timedelta():
             yield failed(name, f"a certificate in {path} has expired at {until}: renew it, then restart dtx")

@@ -162,10 +162,10 @@ def test_definitions_are_exported_and_imported_again(dtx: Command, tmp_path: Pat
     assert again == written
     assert "users" not in json.loads(dtx("definitions", "export", "--vhost", "/"))
     written["policies"] = [{"vhost": "/", "name": "ttl", "pattern": ".*", "definition": {"message-ttl": 1000}}]
-    written["users"] = [{"name": "pm", "password_hash": "", "tags": "monitoring,policymaker"}]
+    written["users"] = [{"name": "pm", "password_hash": "", "tags": "monitoring,policymaker", "limits": {"a": 1}}]
     file.write_text(json.dumps(written))
     said = dtx("definitions", "import", str(file))
-    assert said.endswith("without what dtx does not have: 1 policies, tags policymaker of user pm\n")
+    assert said.endswith("without what dtx does not have: 1 policies, tags policymaker of user pm, limits of user pm\n")
     file.write_text('{"queues": [{"name": "q", "vhost": "nowhere"}]}')
     assert "no virtual host 'nowhere'" in dtx("definitions", "import", str(file), code=1)
 

@@ -209,6 +209,13 @@ def test_doctor_warns_of_certificates_that_expire(
     assert (found["status"], words in found["sentence"]) == (status, True), found
 
 
+def test_doctor_finds_a_file_without_certificates(dtx: Command, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.pem"
+    empty.touch()
+    found = dtx.findings("--admin-tls-cert", str(empty), "--admin-tls-key", str(empty), code=1)
+    assert found["admin_tls_cert"] == ("failed", f"{empty} has no PEM certificate")
+
+
 def test_doctor_warns_of_listeners_that_others_reach(dtx: Command) -> None:
     found = dtx.findings("--listen", "127.0.0.1:5673,0.0.0.0:5674", "--listen", "[::1]:5675")
     assert found.keys() == {"listen", "users", "users.guest"}
