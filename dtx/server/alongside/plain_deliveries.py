@@ -292,7 +292,8 @@ class ConsumingChannels:
     def concerns(self, buffer: bytes, frames: Sequence[Frame]) -> bool:
         """Whether *frames* of the broker have a delivery that must be inspected."""
         register = self.register
-        if register.filters:
+        holding = register.holding  # of other connections, too: their clients may be slow
+        if register.filters or (holding and any(each.filter in holding for each in self.by_number.values())):
             return True
         if not register.may_concern:
             return False

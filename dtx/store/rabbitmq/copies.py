@@ -233,7 +233,7 @@ class CopyRegister:
     @property
     def filters(self) -> bool:
         """Whether a delivery must be held until its header shows which message it is."""
-        return (self.enabled and bool(self._replayed or self._doubtful or self.is_fenced)) or bool(self.holding)
+        return self.enabled and bool(self._replayed or self._doubtful or self.is_fenced)
 
     @property
     def is_fenced(self) -> bool:

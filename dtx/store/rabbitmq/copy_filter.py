@@ -170,7 +170,7 @@ class CopyFilter:
                 self._arriving = arriving = _Arriving(key, buffer[start + 7 : end - 1])
                 if key == methods.BasicGetOk.KEY:  # the channel forgets what it belongs to when it passes
                     arriving.subscription = self._source.subscription(methods.BasicGetOk.decode(arriving.payload))
-                if self.register.may_concern or self.register.filters:
+                if self.register.may_concern:
                     arriving.held.append((key, buffer[start:end]))
                     self.register.holding.add(self)
                     return

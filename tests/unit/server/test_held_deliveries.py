@@ -114,3 +114,18 @@ async def test_a_held_close_is_no_second_close_for_the_client(rig: Rig) -> None:
     assert 1 not in rig.session.channels
     assert 1 not in rig.session.upstream.used
     rig.answered.set()
+
+
+async def test_a_slow_client_costs_other_connections_nothing() -> None:
+    """It may have got half a message for a long time."""
+    rig, other = Rig(), Rig()
+    other.session.consuming.register = rig.register
+    other.client(methods.BasicConsume(b"q", b"d", no_wait=True))
+    data = delivery(1, marked())
+    rig.broker(data[:1500])
+    buffer, frames = FrameSplitter(0).feed(delivery(2, EMPTY))
+    assert rig.session.consuming.concerns(buffer, frames)
+    assert not other.session.consuming.concerns(buffer, frames)
+    rig.broker(data[1500:])
+    assert not rig.session.consuming.concerns(buffer, frames)
+    assert rig.socket.sent == data
