@@ -467,8 +467,11 @@ class CopyRegister:
             rows.append(_settlement(place, MOVED, digest))
         if rows:
             await self._write_surely(SettlementsWrite(settlements=tuple(rows)))
-            if self.members is not None:
-                await self.members.announce({message.place.key.branch for message in messages})
+
+    async def announce(self, messages: Collection[MovedMessage]) -> None:
+        """Return when all members know that *messages* are moved."""
+        if messages and self.members is not None:
+            await self.members.announce({message.place.key.branch for message in messages})
 
     def must_record(self, copies: Collection[Copy]) -> bool:
         """Whether the log must have the settlement of any of *copies* first: the caller then calls :meth:`settle`."""

@@ -168,7 +168,9 @@ class RabbitStore:
         self.copies.begin(phase.branch_id)
         if phase.unsure:
             unsure = [item for item in await phase.work() if item.unit in phase.unsure]
-            await self._record(self.copies.move(self._movable(phase.vhost, unsure)))
+            moved = self._movable(phase.vhost, unsure)
+            await self._record(self.copies.move(moved))
+            await self.copies.announce(moved)
         self.copies.end_doubt(self._perhaps_taken.pop(phase.branch_id, ()))
         return await self.commit_connection(phase.vhost).put_back(phase)
 

@@ -5,6 +5,7 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
 
@@ -12,18 +13,21 @@ import pytest
 
 from dtx.log.api import LogUnavailable
 from dtx.log.membership import Member
-from dtx.log.records import DuplicateWrite, LogWrite, SettledCopy, SettlementsWrite
+from dtx.log.records import DuplicateWrite, LogWrite, SettledCopy, SettlementsWrite, WorkRow
 from dtx.server.members import copies as copies_module
 from dtx.server.members.client import PeerUnreachable
 from dtx.server.members.copies import MemberCopies
 from dtx.server.members.forwarding import Answer, Forwarding
 from dtx.store.rabbitmq import copies as register_module
 from dtx.store.rabbitmq import copy_filter
+from dtx.store.rabbitmq import store as store_module
 from dtx.store.rabbitmq.copies import CopyRegister
+from dtx.store.rabbitmq.store import RabbitStore
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.frames import BODY, HEADER
 from dtx.wire.amqp09.properties import EMPTY
-from tests.support.branches import a_branch, a_commit, a_publish, a_replay, a_unit, an_insert
+from tests.support.branches import a_branch, a_commit, a_consume, a_publish, a_replay, a_unit, an_insert
+from tests.support.copies import BODY as BODY_OF_MESSAGE
 from tests.support.copies import BRANCH, REPLAY, Source, marked
 from tests.support.memory_log import MemoryLog
 
@@ -489,7 +493,7 @@ async def test_a_copy_is_decided_at_its_header(tier: Tier) -> None:
 
 @pytest.mark.parametrize("header", ["x_stream_offset", "x_death"])
 @pytest.mark.parametrize("reason", ["no lease", "silent"])
-async def test_what_is_never_suppressed_never_waits(tier: Tier, header: str, reason: str) -> None:
+async def test_streams_and_dead_letters_never_wait(tier: Tier, header: str, reason: str) -> None:
     """RabbitMQ ends the connection (540) for a return of what a stream delivered."""
     first, second = tier.join(), tier.join()
     await tier.begin()
@@ -652,7 +656,7 @@ async def test_members_that_were_given_up_are_not_waited_for(tier: Tier, monkeyp
     assert not first.copies._given_up
 
 
-async def test_what_waits_for_the_lease_leaves_no_trace(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wait_for_the_lease_leaves_no_trace(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Most of it was sent once, and nothing would ever remove it."""
     monkeypatch.setattr(copy_filter, "_HOLD", 0.01)
     dtx = tier.join()
@@ -663,3 +667,35 @@ async def test_what_waits_for_the_lease_leaves_no_trace(tier: Tier, monkeypatch:
     assert source.settled == [(1, True)]
     assert not dtx.register._waited
     source.filter.end()
+
+
+async def test_a_rollback_waits_until_members_know_its_messages(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member with a lease that does not answer is waited for, although the log has answered long ago."""
+    monkeypatch.setattr(store_module, "_LOG_PATIENCE", 0.05)
+    first, second = tier.join(), tier.join()
+    await tier.begin()
+    second.is_silent = True
+    store = RabbitStore(cast("Any", None), cast("Any", SimpleNamespace(copies=first.register)))
+    put_back = asyncio.Event()
+
+    async def puts_back(_: object) -> None:
+        put_back.set()
+
+    monkeypatch.setattr(store, "commit_connection", lambda _: SimpleNamespace(put_back=puts_back))
+    taken = a_consume(0, exchange=b"e", routing_key=b"key", queue=b"q", properties=marked(), body=BODY_OF_MESSAGE)
+    taken = replace(taken, unit=1)
+
+    async def work() -> list[WorkRow]:
+        return [taken]
+
+    phase: Any = SimpleNamespace(branch_id=uuid4(), vhost="/", unsure=frozenset({1}), work=work)
+    putting = asyncio.ensure_future(store.put_back(phase))
+    await asyncio.sleep(0.3)
+    assert not put_back.is_set()
+    second.is_silent = False
+    await asyncio.wait_for(putting, 5)
+    assert put_back.is_set()
+    source = Source(second.register)
+    source.deliver(1, marked())
+    await settle_down()
+    assert source.settled == [(1, False)]
