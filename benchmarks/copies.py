@@ -80,18 +80,24 @@ async def main() -> None:
     plain, marked = deliveries(None), deliveries(ours)
     register = CopyRegister(write, lambda: True)
     rows = [("no branch is open", cost(register, plain), cost(register, marked))]
+    members: Any = SimpleNamespace(has_ended=lambda _: True)
+    register.members = members
+    rows.append(("a member; the branches have ended", cost(register, plain), cost(register, marked)))
+    members.has_ended = lambda _: False
+    rows.append(("a member; they may not have ended", cost(register, plain), cost(register, marked)))
+    register.members = None
     for branch in others[:1000]:
         register.begin(branch)
     rows.append(("1,000 other branches are open", cost(register, plain), cost(register, marked)))
     register.begin(ours[0])
     rows.append(("one in 50 messages is of an open branch", cost(register, plain), cost(register, marked)))
     for branch in others:
-        register.replay(branch, [Replay(position=0, exchange=b"", routing_key=b"queue", digest=bytes(32))])
+        await register.replay(branch, [Replay(position=0, exchange=b"", routing_key=b"queue", digest=bytes(32))])
     rows.append(("100,000 other messages were sent again", cost(register, plain), cost(register, marked)))
     digest = messages.digest_of(b"", b"queue", BODY)
     for tag in range(1, COUNT + 1):
         branch = ours[tag % len(ours)]
-        register.replay(branch, [Replay(position=tag, exchange=b"", routing_key=b"queue", digest=digest)])
+        await register.replay(branch, [Replay(position=tag, exchange=b"", routing_key=b"queue", digest=digest)])
     rows.append(("all messages were sent again", cost(register, plain), cost(register, marked)))
     print(f"{'µs for each delivery of 1 KiB':42} {'other messages':>15} {'of branches':>12}")
     for name, first, second in rows:

@@ -220,7 +220,6 @@ def test_repeats_without_trusted_receipts(
         for queue, ledger in ledgers.items():
             drain(next(urls), queue, ledger, own_rabbitmq)
     raw = Counter(body for body, *_ in own_rabbitmq.take_all(RAW))
-    print(f"{published.figures()}, {kills} kills")
     counts = {"messages": len(raw), "kills": kills, "copies in a queue": raw.total() - len(raw)}
     for queue, ledger in ledgers.items():
         counts[f"copies seen through dtx, {queue}"] = ledger.repeated
@@ -229,6 +228,7 @@ def test_repeats_without_trusted_receipts(
     in_flight = [fault for fault in found[NoAck.queue] if fault.endswith(" is lost")]
     found[NoAck.queue] = [fault for fault in found[NoAck.queue] if fault not in in_flight]
     counts[f"lost in flight, {NoAck.queue}"] = len(in_flight)
+    print(f"{published.figures()}; {counts}")
     figures(**{f"{name}{what}": count for what, count in counts.items()})
     assert {queue: faults for queue, faults in found.items() if faults} == {}
 
