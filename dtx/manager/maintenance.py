@@ -80,6 +80,8 @@ class Maintenance:
         self._spawn = spawn
         self._clock = time.monotonic
         self._quiet_until = 0.0
+        self._resumed: list[BranchRuntime] = []
+        """Branches that were unfinished when they were loaded."""
 
     # -- restart
 
@@ -140,6 +142,7 @@ class Maintenance:
         failpoint.at(Point.RESTART_ROW)
         self._durable.restore(entry, record)
         if entry.branch.state in UNFINISHED:
+            self._resumed.append(entry)
             entry.claim()  # no other operation may run until this one has ended
             pending.append(entry)
 
@@ -148,11 +151,16 @@ class Maintenance:
 
         Then no client gets a message from its queue that is put back as well.
         """
-        undecided = [entry for entry in self._branches if _is_undecided(entry)]
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while any(map(_is_undecided, undecided)):  # noqa: ASYNC110 - seldom, and few
+                while not self.is_decided:  # noqa: ASYNC110 - seldom, and few
                     await asyncio.sleep(_POLL)
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether no loaded branch has perhaps taken messages."""
+        self._resumed = [entry for entry in self._resumed if _is_undecided(entry)]
+        return not self._resumed
 
     async def _resume_operation(self, entry: BranchRuntime) -> None:
         """Resume the operation that the predecessor began (the entry is claimed)."""

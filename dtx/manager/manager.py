@@ -169,6 +169,11 @@ class BranchManager:
         """See :meth:`Maintenance.takings_decided`."""
         await self._upkeep.takings_decided(seconds)
 
+    @property
+    def is_decided(self) -> bool:
+        """See :attr:`Maintenance.is_decided`."""
+        return self._upkeep.is_decided
+
     async def take_over(self) -> None:
         """See :meth:`Maintenance.take_over`."""
         await self._upkeep.take_over()

@@ -213,6 +213,7 @@ def _join(
     stack.push_async_callback(forwarding.close)
     manager.others = forwarding
     copies.members = shared = MemberCopies(manager.log, copies, forwarding)
+    shared.is_ready = lambda: manager.is_decided and not membership.is_adopting
     forwarding.on_copies = shared.handle
     return peers
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from dtx.store.rabbitmq.consumed_queues import ConsumedQueue, ConsumedQueues
 from dtx.store.rabbitmq.copies import Copy, CopyRegister, key_of
-from dtx.store.rabbitmq.copy_filter import CopyFilter
+from dtx.store.rabbitmq.copy_filter import CopyFilter, is_redelivered
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.frames import BODY, HEADER, OVERHEAD, Frame
@@ -297,7 +297,10 @@ class ConsumingChannels:
             return True
         if not register.may_concern:
             return False
+        is_shared = register.is_shared
         for key, _, start, end in frames:
+            if is_shared and key in DELIVERIES and is_redelivered(key, buffer, start):
+                return True
             if key == HEADER:
                 message = key_of(bytes(memoryview(buffer)[start + _HEADER_START : end - 1]))
                 if message is not None and register.concerns(message):

@@ -3,21 +3,25 @@
 Theory of operation. Any member may deliver any copy, and one member sends again what may be in the queues already. So
 before it sends, it waits until all others have loaded that from the log (:meth:`MemberCopies.announce`). And before a
 member delivers a message that was sent again, it asks the others whether a consumer has another copy
-(:meth:`MemberCopies.is_out`), and loads what consumers have settled.
+(:meth:`MemberCopies.ask`), and loads what consumers have settled.
 
 Two members may ask each other at the same time, each about its own copy. The copy of the earlier attempt is delivered
 then: its member is told that the other one has none, and the other one has yielded, and waits.
+
+A message that is delivered again may come from a branch of another member, which is dead, or has lost a connection to
+the broker. If it is not known whether that branch has taken it, the branch puts it back under another name. So members
+ask each other about every message of a branch that is delivered again.
 """
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
 from dtx.log.api import LogUnavailable, TransactionLog
 from dtx.server.members.forwarding import Forwarding
-from dtx.store.rabbitmq.copies import Copy, CopyPlace, CopyRegister, Key
+from dtx.store.rabbitmq.copies import Copy, CopyPlace, CopyRegister, Key, OtherCopies
 from dtx.telemetry import get_logger
 
 _log = get_logger(part="copies")
@@ -59,6 +63,8 @@ class MemberCopies:
     """
 
     def __init__(self, log: TransactionLog, register: CopyRegister, forwarding: Forwarding) -> None:
+        self.is_ready: Callable[[], bool] = lambda: True
+        """Whether this member knows what branches that it has taken over have perhaps taken from queues."""
         self._log = log
         self._register = register
         self._forwarding = forwarding
@@ -134,7 +140,7 @@ class MemberCopies:
                 return
             await asyncio.sleep(_PAUSE)
 
-    async def is_out(self, copy: Copy) -> bool:
+    async def ask(self, copy: Copy, *, redelivered: bool) -> OtherCopies:
         """See :class:`~dtx.store.rabbitmq.copies.CopyMembers`."""
         (branch, position), vhost, queue = copy.place
         asked = [branch.decode(), position, vhost, queue.hex(), copy.attempt]
@@ -143,14 +149,16 @@ class MemberCopies:
         decisions.append(decision)
         try:
             is_out = False
-            for member, answer in await self._forwarding.ask_others({"copies": {"out": asked}}, _ANSWER):
-                if isinstance(answer, dict):
-                    is_out |= answer["out"] is not False
-                elif not member.dead:
+            in_doubt = redelivered and not self.is_ready()
+            for member, answer in await self._forwarding.ask_others({"copies": {"ask": asked}}, _ANSWER):
+                if not isinstance(answer, dict):  # also one that is dead, until another one has taken over from it
                     raise LogUnavailable(f"{member.holder} does not answer: {answer}")
-            # after the answers: what a consumer has settled since then is in the log
-            self._register.load(await self._log.load_copies([_id(branch)], position))
-            return is_out or decision.has_yielded
+                is_out |= answer["out"] is not False
+                in_doubt |= redelivered and answer["doubt"] is not False
+            if self._register.may_be_repeated(copy.place.key):
+                # after the answers: what a consumer has settled since then is in the log
+                self._register.load(await self._log.load_copies([_id(branch)], position))
+            return OtherCopies(is_out or decision.has_yielded, in_doubt)
         finally:
             decisions.remove(decision)
             if not decisions:
@@ -166,9 +174,12 @@ class MemberCopies:
         if "load" in request:
             self._register.load(await self._log.load_copies([UUID(each) for each in request["load"]]))
             return {}
-        branch, position, vhost, queue, attempt = request["out"]
+        branch, position, vhost, queue, attempt = request["ask"]
         place = CopyPlace(Key(str(branch).encode(), int(position)), str(vhost), bytes.fromhex(queue))
-        return {"out": self._register.is_out(place, int(attempt)) or self._is_first(place, int(attempt))}
+        return {
+            "out": self._register.is_out(place, int(attempt)) or self._is_first(place, int(attempt)),
+            "doubt": self._register.is_in_doubt(place) or not self.is_ready(),
+        }
 
     def _is_first(self, place: CopyPlace, attempt: int) -> bool:
         """Whether this member is about to deliver an earlier copy; later ones yield to the one that is asked about."""

@@ -46,6 +46,8 @@ _ANSWER: Final = 2.0
 """Seconds in which the other members must say what they have delivered; otherwise the copy waits."""
 _SILENCE: Final = 0.5
 """Seconds in which the other members are not asked again after they have not answered: all copies wait."""
+_COMES_AGAIN: Final = 600.0
+"""Seconds in which a copy that has waited long enough comes again, and is delivered."""
 _RETRY: Final = 0.5
 """Seconds between two attempts to write a settlement while the log is away."""
 _UUID: Final = re.compile(rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -107,6 +109,18 @@ class CopyHolder(Protocol):
         """Whether the channel has ended: the broker has its unsettled deliveries again."""
 
 
+class OtherCopies(NamedTuple):
+    """What other members know about a message in a queue."""
+
+    is_out: bool = False
+    """A consumer of theirs may have another copy."""
+    in_doubt: bool = False
+    """A branch of theirs takes it now, or has perhaps taken it, and may put it back."""
+
+
+_NOWHERE: Final = OtherCopies()
+
+
 class CopyMembers(Protocol):
     """The other members of the resource manager."""
 
@@ -122,8 +136,8 @@ class CopyMembers(Protocol):
     async def announce(self, branches: Collection[bytes]) -> None:
         """Return when all members know what the log has about copies of these branches."""
 
-    async def is_out(self, copy: Copy) -> bool:
-        """Load what the log has about a copy. Returns whether a consumer of another member may have another one.
+    async def ask(self, copy: Copy, *, redelivered: bool) -> OtherCopies:
+        """Ask the others about a copy, and load what the log has about it. Only one that comes again can be in doubt.
 
         Raises:
             LogUnavailable: a member does not answer, or the log does not.
@@ -241,12 +255,15 @@ class CopyRegister:
         return self.members is not None and not self._is_active()
 
     @property
+    def is_shared(self) -> bool:
+        """Whether other members may deliver copies, or take messages that come again here."""
+        return self.enabled and self.members is not None
+
+    @property
     def may_concern(self) -> bool:
         """Whether :meth:`concerns` may be true for any message."""
-        is_shared = self.members is not None
-        return self.enabled and (
-            is_shared or bool(self._open or self._replayed or self._doubtful) or not self._is_active()
-        )
+        is_known = bool(self._open or self._replayed or self._doubtful)
+        return self.enabled and (is_known or self.members is not None or not self._is_active())
 
     def begin(self, branch_id: UUID) -> None:
         """The messages of a branch may become visible, and may be sent again until :meth:`end`."""
@@ -286,7 +303,6 @@ class CopyRegister:
         self._timers.pop(branch, None)
         self._replayed.pop(branch, None)
         self._suppressed.pop(branch, None)
-        self._waited = {each for each in self._waited if each[0].key.branch != branch}
         if branch not in self._open:
             self._settled.pop(branch, None)
 
@@ -304,7 +320,7 @@ class CopyRegister:
         """Whether another member may have a branch."""
         return self.members is not None and branch not in self._open and not self.members.has_ended(branch)
 
-    def is_replayed(self, key: Key) -> bool:
+    def may_be_repeated(self, key: Key) -> bool:
         """Whether a message was sent more than once, or was perhaps taken, or another member may do so now."""
         return key.position in self._replayed.get(key.branch, ()) or key in self._doubtful or self.is_fenced
 
@@ -312,13 +328,14 @@ class CopyRegister:
         """As :meth:`verdict`, with the knowledge of all members."""
         if self.is_fenced and not _is_exempt(properties):
             return CopyVerdict.WAIT
-        if self.members is None or not self._is_replayed_copy(copy, properties):
+        may_be_elsewhere = self._is_replayed_copy(copy, properties) or (redelivered and not _is_exempt(properties))
+        if self.members is None or not may_be_elsewhere or (copy.place, copy.attempt) in self._waited:
             return self.verdict(copy, properties, redelivered=redelivered)
         if self.is_deaf:
             return CopyVerdict.WAIT
         try:
             async with asyncio.timeout(_ANSWER):
-                elsewhere = await self.members.is_out(copy)
+                elsewhere = await self.members.ask(copy, redelivered=redelivered)
         except (LogError, TimeoutError) as error:
             _log.warning("a copy waits for the other members", reason=str(error) or "they do not answer")
             self._silent_until = asyncio.get_running_loop().time() + _SILENCE
@@ -331,19 +348,22 @@ class CopyRegister:
             return CopyVerdict.WAIT
         return self.verdict(copy, properties, redelivered=redelivered, elsewhere=elsewhere)
 
-    def verdict(self, copy: Copy, properties: bytes, *, redelivered: bool, elsewhere: bool = False) -> CopyVerdict:
+    def verdict(
+        self, copy: Copy, properties: bytes, *, redelivered: bool, elsewhere: OtherCopies = _NOWHERE
+    ) -> CopyVerdict:
         """What to do with a whole delivery.
 
         Args:
             copy: with its digest.
             properties: of its content header.
             redelivered: as the broker says.
-            elsewhere: whether a consumer of another member may have another copy.
+            elsewhere: what the other members know.
         """
         place = copy.place
-        if self._doubtful.get(place.key, {}).get(place) == copy.digest:
+        if elsewhere.in_doubt or self._doubtful.get(place.key, {}).get(place) == copy.digest:
             return CopyVerdict.DELIVER if self._has_waited(copy) else CopyVerdict.WAIT
         if not self._is_replayed_copy(copy, properties):
+            self._waited.discard((copy.place, copy.attempt))
             return CopyVerdict.DELIVER
         attempt, settled = self._settled.get(place.key.branch, {}).get(place, (copy.attempt, b""))
         if attempt != copy.attempt:
@@ -358,7 +378,7 @@ class CopyRegister:
             return CopyVerdict.DELIVER
         if self._has_waited(copy):
             return CopyVerdict.DELIVER
-        return CopyVerdict.WAIT if elsewhere or self.is_out(place, copy.attempt) else CopyVerdict.DELIVER
+        return CopyVerdict.WAIT if elsewhere.is_out or self.is_out(place, copy.attempt) else CopyVerdict.DELIVER
 
     @property
     def is_deaf(self) -> bool:
@@ -372,6 +392,10 @@ class CopyRegister:
     def is_out(self, place: CopyPlace, attempt: int) -> bool:
         """Whether a consumer has another copy than that of *attempt*."""
         return any(each.attempt != attempt and each.is_out for each in self._out.get(place, ()))
+
+    def is_in_doubt(self, place: CopyPlace) -> bool:
+        """Whether a branch takes a message now, or has perhaps taken it."""
+        return place in self._doubtful.get(place.key, {})
 
     def _has_waited(self, copy: Copy) -> bool:
         has_waited = (copy.place, copy.attempt) in self._waited
@@ -407,11 +431,13 @@ class CopyRegister:
                 acts.remove(released)
             if not acts:
                 self._waiting.pop(place, None)
-            if place.key.branch in self._replayed or place.key in self._doubtful:  # not only without a lease
+            if not self.is_fenced:
                 self._waited.add((place, copy.attempt))
+                loop.call_later(_COMES_AGAIN, self._waited.discard, (place, copy.attempt))
             act()
 
-        timer = asyncio.get_running_loop().call_later(seconds, waited)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(seconds, waited)
 
         def released() -> None:
             timer.cancel()

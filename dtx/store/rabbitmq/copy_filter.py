@@ -33,17 +33,29 @@ from dtx.wire.amqp09.frames import BODY, HEADER
 _log = get_logger(part="copies")
 _DELIVERIES: Final = (methods.BasicDeliver.KEY, methods.BasicGetOk.KEY)
 _CONTENT: Final = (HEADER, BODY)
+_METHOD: Final = 7 + 4
+"""Bytes before the arguments in a method frame."""
 _MOST_HELD: Final = 16 << 20
 """Bytes that are held, of one message or of the frames behind it: RabbitMQ's default message limit since 4.0."""
 _HOLD: Final = 600.0
 """Seconds that a copy waits for the settlement of another one: a third of RabbitMQ's default consumer timeout."""
 _MOST_LATE: Final = 10_000
 """Settlements of one channel that wait for the log although the client has the deliveries; more are not recorded."""
+_HOLD_IN_DOUBT: Final = 60.0
+"""Seconds that it waits if only another member can have it, and does not answer."""
 _ASK_AGAIN: Final = 1.0
 """Seconds after which the other members are asked again about a copy that waits."""
 
 Frames = list[tuple[int, bytes]]
 """Keys and frames."""
+
+
+def is_redelivered(key: int, buffer: bytes, start: int) -> bool:
+    """Whether a frame of basic.deliver or basic.get-ok says that the message was delivered before."""
+    at = start + _METHOD
+    if key == methods.BasicDeliver.KEY:
+        at += 1 + buffer[at]  # the consumer tag
+    return bool(buffer[at + 8] & 1)
 
 
 class FilteredChannel(Protocol):
@@ -82,13 +94,13 @@ class _Candidate:
     no_ack: bool
     properties: bytes
     digest: messages.Digest
-    is_replayed: bool
+    is_undecided: bool
     """The register must decide when it is whole."""
 
     @property
     def is_early(self) -> bool:
         """Whether it counts as delivered before it is whole: its first frames have passed."""
-        return not self.is_replayed and not self.no_ack
+        return not self.is_undecided and not self.no_ack
 
 
 @dataclass(slots=True)
@@ -102,6 +114,8 @@ class _Arriving:
     left: int = 0
     """Bytes of the body that are missing."""
     candidate: _Candidate | None = None
+    comes_again: bool = False
+    """There are other members, and the message was delivered before: a branch of theirs may have it."""
     subscription: ConsumedQueue | None = None
     """Of basic.get."""
 
@@ -170,6 +184,7 @@ class CopyFilter:
                 self._arriving = arriving = _Arriving(key, buffer[start + 7 : end - 1])
                 if key == methods.BasicGetOk.KEY:  # the channel forgets what it belongs to when it passes
                     arriving.subscription = self._source.subscription(methods.BasicGetOk.decode(arriving.payload))
+                arriving.comes_again = self.register.is_shared and is_redelivered(key, buffer, start)
                 if self.register.may_concern:
                     arriving.held.append((key, buffer[start:end]))
                     self.register.holding.add(self)
@@ -181,7 +196,7 @@ class CopyFilter:
         self._add_content(arriving, key, buffer[start + 7 : end - 1])
         candidate = arriving.candidate
         is_whole = arriving.left <= 0
-        if candidate is not None and candidate.is_replayed:
+        if candidate is not None and candidate.is_undecided:
             arriving.held.append((key, buffer[start:end]))
             if is_whole:
                 self._arriving = None
@@ -221,7 +236,7 @@ class CopyFilter:
         if key == HEADER:
             _, arriving.left, properties = content.header(payload)
             message = key_of(properties)
-            if message is not None and self.register.concerns(message):
+            if message is not None and (arriving.comes_again or self.register.concerns(message)):
                 arriving.candidate = self._examine(arriving, message, properties)
                 if arriving.candidate is not None:
                     self.register.holding.add(self)  # so that the rest of it comes here
@@ -247,7 +262,9 @@ class CopyFilter:
             no_ack=subscription.no_ack,
             properties=properties,
             digest=messages.Digest(delivery.exchange, delivery.routing_key),
-            is_replayed=bool(arriving.held) and arriving.left <= _MOST_HELD and self.register.is_replayed(key),
+            is_undecided=bool(arriving.held)
+            and arriving.left <= _MOST_HELD
+            and (arriving.comes_again or self.register.may_be_repeated(key)),
         )
 
     def _track(self, candidate: _Candidate) -> None:
@@ -325,7 +342,8 @@ class CopyFilter:
                 self.spawn(self._suppress(candidate, body))
             case CopyVerdict.WAIT:
                 self._owned[delivery.delivery_tag] = _Ownership.WAITING
-                self.register.wait(copy, _HOLD, partial(self._settle_owned, delivery.delivery_tag, requeue=True))
+                hold = _HOLD if self.register.may_be_repeated(copy.place.key) else _HOLD_IN_DOUBT
+                self.register.wait(copy, hold, partial(self._settle_owned, delivery.delivery_tag, requeue=True))
                 if self.register.members is not None:
                     self._waiting[delivery.delivery_tag] = candidate
                     if len(self._waiting) == 1:
@@ -385,7 +403,7 @@ class CopyFilter:
         """Track no delivery that the client settles before its content has arrived; *tag* 0 means all."""
         arriving = self._arriving
         candidate = None if arriving is None else arriving.candidate
-        if arriving is None or candidate is None or candidate.is_replayed:
+        if arriving is None or candidate is None or candidate.is_undecided:
             return
         current = candidate.delivery.delivery_tag
         if current == tag or (multiple and (not tag or current < tag)):

@@ -4,7 +4,7 @@ Channels of client connections hold the deliveries.
 """
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Final, cast
 from uuid import UUID, uuid4
 
@@ -91,6 +91,18 @@ class RabbitStore:
         """See :class:`~dtx.store.api.BrokerStore`."""
         connection = self.commit_connection(vhost)
         holders = list(work.holders().items())
+
+        def doubt(units: Iterable[Unit]) -> dict[int, list[MovedMessage]]:
+            return {
+                unit.number: self._doubt(
+                    vhost,
+                    [each.to_row(0, unit.number) for each in holders[unit.number - 1][1] if each.body is not None],
+                )
+                for unit in units
+            }
+
+        # other members may get the messages as soon as a connection is lost, before it is noticed here
+        doubtful = {} if self.copies.members is None else doubt(units)
         under_way = []
         for unit in units:
             holder, deliveries = holders[unit.number - 1]
@@ -99,13 +111,7 @@ class RabbitStore:
             copies = channel.filter.pin(delivery.tag for delivery in deliveries)
             under_way.append((unit, channel, copies, channel.take(deliveries, branch_id, unit, queue)))
         answers = {unit.number: await done for unit, _, _, done in under_way}
-        doubtful = {
-            number: self._doubt(
-                vhost, [each.to_row(0, number) for each in holders[number - 1][1] if each.body is not None]
-            )
-            for number, answer in answers.items()
-            if answer in (None, UnitOutcome.UNKNOWN)
-        }
+        doubtful = doubtful or doubt(unit for unit in units if answers[unit.number] in (None, UnitOutcome.UNKNOWN))
         outcomes: dict[int, UnitOutcome] = {}
         for unit, channel, copies, _ in under_way:
             outcome = answers[unit.number] or await connection.resolve(unit)

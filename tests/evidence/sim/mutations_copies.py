@@ -120,7 +120,7 @@ def _any_attempt() -> Sequence[Change]:
 
     def change(self: CopyRegister, copy: Copy, found: CopyVerdict) -> CopyVerdict:
         settled = self._settled.get(copy.place.key.branch, {}).get(copy.place)
-        return CopyVerdict.SUPPRESS if self.is_replayed(copy.place.key) and settled is not None else found
+        return CopyVerdict.SUPPRESS if self.may_be_repeated(copy.place.key) and settled is not None else found
 
     return _verdict(change)
 

@@ -9,7 +9,7 @@ import pytest
 from dtx.log.records import LogWrite
 from dtx.server.alongside.pass_through import ProxyUpstream
 from dtx.server.alongside.session import ProxySession
-from dtx.store.rabbitmq.copies import CopyRegister
+from dtx.store.rabbitmq.copies import CopyRegister, OtherCopies
 from dtx.wire.amqp09 import content, methods
 from dtx.wire.amqp09.codec import Method
 from dtx.wire.amqp09.frames import FrameSplitter
@@ -38,9 +38,7 @@ class Rig:
         self.sent = b""
         """Bytes to the broker."""
         self.register = CopyRegister(self._log, lambda: True)
-        members: Any = SimpleNamespace(
-            is_out=self._is_out, announce=nothing, ended=lambda _: None, has_ended=lambda _: False
-        )
+        members: Any = SimpleNamespace(ask=self._ask, announce=nothing, ended=lambda _: None, has_ended=lambda _: False)
         self.register.members = members
         self.session.consuming.register = self.register
         upstream = self.session.upstream
@@ -53,9 +51,9 @@ class Rig:
 
     async def _log(self, _: LogWrite) -> None: ...
 
-    async def _is_out(self, _: object) -> bool:
+    async def _ask(self, _: object, *, redelivered: bool) -> OtherCopies:
         await self.answered.wait()
-        return False
+        return OtherCopies(in_doubt=redelivered)
 
     def _write(self, data: bytes) -> None:
         self.sent += data
