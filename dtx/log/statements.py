@@ -7,6 +7,7 @@ gone, in any order of the records. Among changes of messages and topology only a
 be gone already, and topology may be written again.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, assert_never
@@ -120,6 +121,7 @@ _VOTED: Final = {
 """The other columns of a branch that has only voted."""
 JOURNAL: Final = fields_of(tables.journal, without=("id", "xid8"), attributes=_XID)
 _LINE_ID: Final = Field("line", "", raw_uuids)
+_DAY: Final = 86_400.0
 _NEW: Final = (
     *(column for column in BRANCH if column.name in {"vhost", *_XID, "started_at"}),
     Field("since", "", texts),
@@ -331,20 +333,31 @@ INSERT_VOTE: Final = Statement(
     proof=PROOF,
 )
 
-PROVE_NEW: Final = Statement(
-    b"prove_new",
-    # After the insert, which waits for the end of another branch with its xid: a statement sees what was committed
-    # before it began. A snapshot of PostgreSQL orders commits without any clock; the times only select partitions.
-    # Ids of lines begin with the number of their writer.
-    "SELECT dtx.require(NOT EXISTS (SELECT FROM "
-    f"{unnest(_NEW)} CROSS JOIN LATERAL (SELECT FROM dtx.journal j WHERE j.gtrid = u.gtrid AND j.bqual = u.bqual "
-    "AND j.at > u.started_at - interval '1 day' AND j.rm = $1::text AND j.vhost = u.vhost "
-    f"AND j.format_id = u.format_id AND j.event IN ({_ENDINGS}) "
-    "AND NOT pg_visible_in_snapshot(j.xid8, u.since::pg_snapshot) "
-    "AND substr(uuid_send(j.id), 1, 8) <> substr(uuid_send(u.line), 1, 8)) AS ended WHERE $2::bigint >= 0), "
-    f"'{DUPLICATE_XID}', 'a branch with this xid has ended since this one began')",
-    _NEW,
-)
+
+def _no_other_ending(name: bytes, earliest: str) -> Statement:
+    """Proves that no branch of another member has ended since the new branches began; *earliest* selects partitions.
+
+    It runs after the insert, which waits for the end of another branch with the xid: a statement sees what was
+    committed before it began. A snapshot of PostgreSQL orders commits without any clock. The times only select
+    partitions of the journal, so the clocks of members may differ by a day. Ids of lines begin with the number of their
+    writer.
+    """
+    return Statement(
+        name,
+        f"SELECT dtx.require(NOT EXISTS (SELECT FROM {unnest(_NEW)} CROSS JOIN LATERAL ("
+        "SELECT FROM dtx.journal j WHERE j.gtrid = u.gtrid AND j.bqual = u.bqual "
+        f"AND j.at > {earliest} AND j.at < now() + interval '1 day' AND j.rm = $1::text AND j.vhost = u.vhost "
+        f"AND j.format_id = u.format_id AND j.event IN ({_ENDINGS}) "
+        "AND NOT pg_visible_in_snapshot(j.xid8, u.since::pg_snapshot) "
+        "AND substr(uuid_send(j.id), 1, 8) <> substr(uuid_send(u.line), 1, 8)) AS ended WHERE $2::bigint >= 0), "
+        f"'{DUPLICATE_XID}', 'a branch with this xid has ended since this one began')",
+        _NEW,
+    )
+
+
+# The first one selects the partitions once, and not for each row. It is for branches that are younger than a day.
+PROVE_NEW: Final = _no_other_ending(b"prove_new", "now() - interval '2 days'")
+PROVE_OLD: Final = _no_other_ending(b"prove_old", "u.started_at - interval '1 day'")
 
 
 def _end(more: str = "") -> str:
@@ -457,6 +470,7 @@ STATEMENTS: Final = (
     INSERT_BRANCH,
     INSERT_VOTE,
     PROVE_NEW,
+    PROVE_OLD,
     INSERT_WORK,
     ADVANCE_BRANCH,
     PUT_UNIT,
@@ -514,7 +528,8 @@ def _insert(rows: _Rows, record: Insert, line_id: bytes) -> None:
             rows[PUT_UNIT] += [(branch.id, *_unit_values(unit)) for unit in branch.units]
         _line(rows, journal, line_id)
     if record.since is not None:
-        rows[PROVE_NEW].append((*_new_values(branch), record.since, line_id))
+        is_young = branch.started_at > time.time() - _DAY
+        rows[PROVE_NEW if is_young else PROVE_OLD].append((*_new_values(branch), record.since, line_id))
     if record.work:
         rows[INSERT_WORK] += [(branch.id, *_work_values(work)) for work in record.work]
 

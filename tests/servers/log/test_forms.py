@@ -189,13 +189,16 @@ def without_a_broker(position: int) -> History:
 def others() -> History:
     """Branches with work, whose last lines in the journal are given whole or made from their rows; and messages."""
     branches = [a_branch() for _ in range(4)]
-    whole, short = branches[:2], branches[2:]
+    whole, short = branches[:2], [branch._replace(started_at=1.0) for branch in branches[2:]]
     return [
         [
             Insert(branch=branch, work=(a_publish(),), journal=Line(JournalEvent.PREPARED, AT, "a"), since="1:1:")
             for branch in whole
         ],
-        [Insert(branch=branch, work=(a_publish(),), journal=Line(JournalEvent.PREPARED, AT, "a")) for branch in short],
+        [
+            Insert(branch=branch, work=(a_publish(),), journal=Line(JournalEvent.PREPARED, AT, "a"), since="1:1:")
+            for branch in short
+        ],
         [_end(branch, a_line(branch, JournalEvent.COMMITTED, reason="repeated", at=AT)) for branch in whole],
         [_end(branch, Line(JournalEvent.ROLLED_BACK, AT, "a")) for branch in short],
         [NoteWrite(journal=a_line(branch, JournalEvent.TIMED_OUT, at=AT)) for branch in whole],

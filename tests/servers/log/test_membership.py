@@ -178,11 +178,12 @@ async def until_a_writer_waits(url: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_vote_after_an_ending_elsewhere_is_refused(open_log: OpenLog) -> None:
+@pytest.mark.parametrize("age", [0.0, 3 * 86_400.0], ids=["young", "old"])
+async def test_a_vote_after_an_ending_elsewhere_is_refused(open_log: OpenLog, age: float) -> None:
     """One xid, two outcomes: the ending is later than the beginning of the branch that votes."""
     first, second = [await open_log(address=ADDRESS) for _ in range(2)]
     before = first.moment
-    ended = a_branch(started_at=time.time())
+    ended = a_branch(started_at=time.time() - age)
     await second.write(an_insert(ended))
     await second.write(a_completion(ended))
 
