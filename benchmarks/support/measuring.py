@@ -5,6 +5,9 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import psycopg
 
 from benchmarks.support.amqp import RawConnection
 from benchmarks.support.load import Load, LoadError, Play, Tally
@@ -25,14 +28,15 @@ HEADS = (
     "p99",
     "commit p50",
     "p99",
-    "dtx CPU",
-    "postgres",
-    "broker",
-    "load",
-    "others",
     "dtx µs",
-    "all µs",
+    "postgres µs",
+    "broker µs",
+    "load µs",
+    "others",
+    "commits",
+    "WAL bytes",
 )
+"""Processor time of each process, writing transactions and WAL of PostgreSQL are for one branch."""
 WARM_UP_SECONDS = 1.0
 NOISE = 0.2
 """Limit of other load, in processors: on a busier machine the results say little about dtx."""
@@ -46,11 +50,13 @@ class Row:
         tally: branches, or transactions of pgbench.
         rate: of these per second.
         usage: processor time.
+        written: what PostgreSQL has written; ``None`` if that was not measured.
     """
 
     tally: Tally
     rate: float
     usage: Usage
+    written: "Written | None" = None
 
     @property
     def work(self) -> float:
@@ -60,16 +66,46 @@ class Row:
 
     def cells(self) -> list[str]:
         """Return the cells for :data:`HEADS`."""
-        busy = self.usage.busy
+        busy, branches = self.usage.busy, max(1, len(self.tally.branches))
         latencies = (self.tally.branches, self.tally.prepares, self.tally.commits)
-        names = ("dtx", "postgres", "broker", "load", "others")
+        written = self.written
         return [
             f"{self.rate:,.0f}",
             *(milliseconds(values, percent) for values in latencies for percent in (50, 99)),
-            *(f"{self.usage.share(name) * 100:.0f} %" if name in busy else "-" for name in names),
-            f"{busy['dtx'] / max(1, len(self.tally.branches)) * 1e6:.0f}" if "dtx" in busy else "-",
-            f"{self.work * 1e6:.0f}",
+            *(
+                f"{busy[name] / branches * 1e6:.0f}" if name in busy else "-"
+                for name in ("dtx", "postgres", "broker", "load")
+            ),
+            f"{self.usage.share('others') * 100:.0f} %",
+            "-" if written is None else f"{written.transactions / branches:.2f}",
+            "-" if written is None else f"{written.bytes / branches:,.0f}",
         ]
+
+
+class Written(NamedTuple):
+    """What a PostgreSQL has written.
+
+    Args:
+        transactions: number of transactions that wrote.
+        bytes: of its write-ahead log.
+    """
+
+    transactions: int
+    bytes: int
+
+    @classmethod
+    def by(cls, server: PostgresServer) -> Self:
+        """What *server* has written so far."""
+        with psycopg.connect(server.url) as connection:
+            row = connection.execute(
+                "SELECT pg_snapshot_xmax(pg_current_snapshot())::text, pg_current_wal_insert_lsn() - '0/0'"
+            ).fetchone()
+        assert row is not None
+        return cls(*map(int, row))
+
+    def since(self, before: Self) -> Self:
+        """The difference."""
+        return type(self)(self.transactions - before.transactions, self.bytes - before.bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +150,13 @@ def measure(rig: Rig, play: Play, connections: int, first: int, name: str, addre
         begin = time.monotonic() + WARM_UP_SECONDS
         load.go(begin, begin + options.seconds)
         _sleep_until(begin)
-        meter = Meter(roots)
+        before, meter = Written.by(rig.postgres), Meter(roots)
         with _profiling(rig, name):
             _sleep_until(begin + options.seconds)
             usage = meter.read()
+        written = Written.by(rig.postgres).since(before)
         tally = load.collect()
-    return Row(tally=tally, rate=len(tally.branches) / options.seconds, usage=usage)
+    return Row(tally=tally, rate=len(tally.branches) / options.seconds, usage=usage, written=written)
 
 
 @contextlib.contextmanager
