@@ -209,6 +209,7 @@ class ProxyUpstream(Upstream, asyncio.BufferedProtocol):
             if handler is not None:
                 buffer = kept(buffer, frames)
                 handler.frame(key, buffer, start, end)
+                concerned |= key in DELIVERIES and channel in consuming  # if it is held, its content must be held, too
                 if time.monotonic() >= until:
                     yield buffer, end
                     until = time.monotonic() + _AT_ONCE

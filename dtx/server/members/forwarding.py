@@ -154,7 +154,7 @@ class Forwarding:
     async def unvoted(self, wanted: UnvotedFilter) -> tuple[list[UnvotedPage], list[str]]:
         """See :class:`~dtx.manager.manager.OtherMembers`."""
         try:
-            answers = await self.ask_others({"unvoted": wanted.to_json()}, _LISTED_WITHIN)
+            answers = await self.ask_others({"list": wanted.to_json()}, _LISTED_WITHIN)
         except LogError:
             return [], [member.holder for member in self._membership.others]
         pages, missing = list[UnvotedPage](), list[str]()
@@ -239,8 +239,8 @@ class Forwarding:
             return _ELSEWHERE if self.on_copies is None else await self.on_copies(request["copies"])
         if "order" in request:
             return await self._handle_order(request["order"])
-        if "unvoted" in request:
-            page = await unvoted_page(self._manager.entries(), UnvotedFilter.from_json(request["unvoted"]))
+        if "list" in request:
+            page = await unvoted_page(self._manager.entries(), UnvotedFilter.from_json(request["list"]))
             return page.to_json()
         operation = Operation(request["operation"])
         if operation not in _FORWARDED:

@@ -127,3 +127,12 @@ async def test_a_slow_client_costs_other_connections_nothing() -> None:
     rig.broker(data[1500:])
     assert not rig.session.consuming.concerns(buffer, frames)
     assert rig.socket.sent == data
+
+
+async def test_the_answer_to_basic_get_comes_before_its_message() -> None:
+    """No message was sent again, so nothing is held for long."""
+    rig = Rig()
+    rig.client(methods.BasicGet(b"q"))
+    data = content.message(methods.BasicGetOk(1, False, b"e", b"key", 0).frame(1), 1, EMPTY, BODY, 1000)
+    rig.broker(data)
+    assert rig.socket.sent == data
