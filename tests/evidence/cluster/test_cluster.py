@@ -4,6 +4,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,8 @@ from tests.evidence.soak.report import table
 from tests.support import network
 from tests.support.rabbitmq_install import OPTION, chosen, is_there
 
+_LOGS = "DTX_TEST_LOGS"
+"""A directory that gets a copy of all logs."""
 LONGEST = 15.0
 """The longest time without a commit after a fault that leaves a majority of nodes, in seconds."""
 _ROUND = 75.0
@@ -39,7 +42,8 @@ def test_nothing_is_lost_while_nodes_of_a_cluster_fail(
     caplog.set_level(logging.CRITICAL, "pika")  # it logs each lost connection with many lines
     seed = secrets.randbits(32)
     print(f"seed {seed}")
-    soak = ClusterSoak(version, seed, print)
+    logs = Path(os.environ[_LOGS]) if _LOGS in os.environ else None
+    soak = ClusterSoak(version, seed, print, logs=logs)
     report = soak.run(max(_ROUND, minutes * 60), each=_ROUND, broker_deaths=lambda _: True)
     gaps = soak.nemesis.gaps
     print(table(report))
