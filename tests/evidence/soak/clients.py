@@ -65,8 +65,8 @@ class Config:
         return cls(**json.loads(text))
 
 
-REDELIVERED: Final = "of these delivered before"
-"""Repeats with the flag ``redelivered``: an acknowledgement that RabbitMQ lost, or a copy that a dead client had."""
+SAME_COPY: Final = "of these the copy that was consumed before"
+"""Repeats that dtx has published once: RabbitMQ has lost the acknowledgement, and delivered the message again."""
 
 
 AGAIN: Final = 10.0
@@ -347,9 +347,14 @@ class TransferClient(threading.Thread):
         """
         for seen in transfer.discarded:
             self._desk.count("repeats that a client recognised")
-            if seen.redelivered:
-                self._desk.count(REDELIVERED)
-            text = f"{seen.coin.id} was spent, and dtx has voted for {transfer.gtrid}, which got it again"
+            record = self._desk.ledger.coin(seen.coin.id)
+            spent = None if record is None else record.copy
+            if spent == seen.copy:
+                self._desk.count(SAME_COPY)
+            text = (
+                f"{seen.coin.id} was spent as {spent}, and dtx has voted for {transfer.gtrid}, which got it again as "
+                f"{seen.copy}{', redelivered' if seen.redelivered else ''}"
+            )
             self._desk.ledger.repeat(text)
 
     def _put(self, transfer: Transfer, queue: str, *amounts: int) -> None:

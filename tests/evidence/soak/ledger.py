@@ -27,7 +27,8 @@ CREATE TABLE decision (
 ) WITHOUT ROWID;
 CREATE INDEX unended ON decision (gtrid) WHERE NOT ended;
 CREATE TABLE coin (
-    id TEXT PRIMARY KEY, amount INTEGER NOT NULL, queue TEXT NOT NULL, made_by TEXT NOT NULL, spent_by TEXT, dtx_id TEXT
+    id TEXT PRIMARY KEY, amount INTEGER NOT NULL, queue TEXT NOT NULL, made_by TEXT NOT NULL, spent_by TEXT,
+    dtx_id TEXT, copy TEXT
 ) WITHOUT ROWID;
 CREATE INDEX unspent ON coin (id) WHERE spent_by IS NULL;
 CREATE TABLE entry (
@@ -38,7 +39,7 @@ CREATE TABLE repeat (at REAL NOT NULL, text TEXT NOT NULL);
 CREATE TABLE count (name TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
 """
 _COIN = """
-SELECT amount, made_by, spent_by, dtx_id, EXISTS (SELECT 1 FROM decision WHERE gtrid = spent_by AND open)
+SELECT amount, made_by, spent_by, dtx_id, copy, EXISTS (SELECT 1 FROM decision WHERE gtrid = spent_by AND open)
 FROM coin WHERE id = ?
 """
 
@@ -56,6 +57,8 @@ class Record:
     spent_by: str | None
     dtx_id: str | None
     """The ``x-dtx-id`` of the spent copy."""
+    copy: str | None
+    """Which copy was spent."""
     contested: bool
     """The transfer that spends it was requested in one phase, and its outcome is not known yet."""
 
@@ -111,8 +114,8 @@ class Ledger:
         with self._writing() as database:
             for seen in transfer.spent:
                 done = database.execute(
-                    "UPDATE coin SET spent_by = ?, dtx_id = ? WHERE id = ? AND spent_by IS NULL",
-                    (transfer.gtrid, seen.dtx_id, seen.coin.id),
+                    "UPDATE coin SET spent_by = ?, dtx_id = ?, copy = ? WHERE id = ? AND spent_by IS NULL",
+                    (transfer.gtrid, seen.dtx_id, seen.copy, seen.coin.id),
                 )
                 if done.rowcount != 1:
                     raise SpentBefore(seen.coin.id)
@@ -141,7 +144,7 @@ class Ledger:
             for coin, spender in seen.fetchall():
                 text = f"{coin} was spent by {spender}, and dtx had rolled back {gtrid}, which made it"
                 database.execute("INSERT INTO fault VALUES (?, ?)", (time.time(), text))
-            database.execute("UPDATE coin SET spent_by = NULL, dtx_id = NULL WHERE spent_by = ?", (gtrid,))
+            database.execute("UPDATE coin SET spent_by = NULL, dtx_id = NULL, copy = NULL WHERE spent_by = ?", (gtrid,))
             database.execute("DELETE FROM coin WHERE made_by = ?", (gtrid,))
 
     def decided(self, gtrid: str) -> bool:
@@ -173,12 +176,13 @@ class Ledger:
         rows = self._read(_COIN, coin)
         if not rows:
             return None
-        amount, made_by, spent_by, dtx_id, contested = rows[0]
+        amount, made_by, spent_by, dtx_id, copy, contested = rows[0]
         return Record(
             amount=int(str(amount)),
             made_by=str(made_by),
             spent_by=None if spent_by is None else str(spent_by),
             dtx_id=None if dtx_id is None else str(dtx_id),
+            copy=None if copy is None else str(copy),
             contested=bool(contested),
         )
 

@@ -52,11 +52,13 @@ class Seen:
     Args:
         coin: from the body.
         dtx_id: its header ``x-dtx-id``, by which a consumer recognises a repeat; empty if there is none.
+        copy: distinguishes copies of the coin: the headers with which dtx published it.
         redelivered: whether the broker says that it has delivered this copy before.
     """
 
     coin: Coin
     dtx_id: str
+    copy: str = ""
     redelivered: bool = False
 
 

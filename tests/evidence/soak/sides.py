@@ -87,7 +87,12 @@ class QueueSide:
         if method is None or properties is None or body is None:
             return None
         channel.basic_ack(method.delivery_tag)
-        return Seen(coin=Coin.of(body), dtx_id=dtx_id_of(properties), redelivered=bool(method.redelivered))
+        return Seen(
+            coin=Coin.of(body),
+            dtx_id=dtx_id_of(properties),
+            copy=copy_of(properties),
+            redelivered=bool(method.redelivered),
+        )
 
     def put(self, queue: str, coin: Coin, way: Way = STRAIGHT) -> None:
         """Publish a coin to *queue* through the exchange of *way*."""
@@ -217,6 +222,13 @@ def dtx_id_of(properties: pika.BasicProperties) -> str:
     """Return the ``x-dtx-id`` of a message."""
     value = (properties.headers or {}).get("x-dtx-id", "")
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def copy_of(properties: pika.BasicProperties) -> str:
+    """Return the headers by which dtx distinguishes the copies of a message, as text."""
+    headers = properties.headers or {}
+    key = headers.get("x-dtx-put-back", headers.get("x-dtx-id", ""))
+    return f"{key}, attempt {headers.get('x-dtx-attempt', 1)}"
 
 
 def belongs(xid: Xid, prefix: str) -> bool:

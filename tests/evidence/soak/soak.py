@@ -189,6 +189,8 @@ class Soak:
         self._recognised += len(recognised)
         allowed = [text for text in recognised if broker_dies or text.partition(" ")[0] in counts.allowed]
         self.report.copies_delivered += len(allowed)
+        for text in allowed:
+            self._say(text)
         self.report.repeated += [text for text in recognised if text not in allowed]
         if self.report.bad:
             for line in doubts:
