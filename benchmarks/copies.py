@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 from uuid import UUID, uuid4
 
+from benchmarks.support.report import Table
 from dtx.log.records import LogWrite, Replay
 from dtx.server.alongside.plain_deliveries import ConsumingChannels, PlainDeliveries
 from dtx.store.rabbitmq import messages
@@ -71,8 +72,8 @@ def cost(register: CopyRegister, read: tuple[bytes, list[Frame]]) -> float:
     return median(found)
 
 
-async def main() -> None:
-    """Print a table."""
+async def measure() -> list[tuple[str, float, float]]:
+    """Microseconds for each delivery of messages that no branch has published, and of those of branches."""
 
     async def write(_: LogWrite) -> None: ...
 
@@ -99,10 +100,15 @@ async def main() -> None:
         branch = ours[tag % len(ours)]
         await register.replay(branch, [Replay(position=tag, exchange=b"", routing_key=b"queue", digest=digest)])
     rows.append(("all messages were sent again", cost(register, plain), cost(register, marked)))
-    print(f"{'µs for each delivery of 1 KiB':42} {'other messages':>15} {'of branches':>12}")
-    for name, first, second in rows:
-        print(f"{name:42} {first:15.2f} {second:12.2f}")
+    return rows
+
+
+def main() -> None:
+    rows = asyncio.run(measure())
+    table = Table(("µs for each delivery of 1 KiB", 40), ["other messages", "messages of branches"])
+    for name, *costs in rows:
+        table.row(name, [f"{each:.2f}" for each in costs])
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()
