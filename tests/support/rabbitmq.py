@@ -46,6 +46,7 @@ class RabbitNode(QueueAccess):
 
     Args:
         config: further lines of ``rabbitmq.conf``, e.g. ``{"consumer_timeout": "10000"}``.
+        advanced: terms of ``advanced.config``, e.g. ``{kernel, [{net_setuptime, 2}]}``.
         tls: directory with ``server.pem``, ``server.key`` and ``ca.pem``; the node then accepts amqps as well.
         in_memory: whether its files are in memory, if there is room.
         version: the major version; ``None``: that of the option ``--rabbitmq``.
@@ -58,6 +59,7 @@ class RabbitNode(QueueAccess):
         self,
         *,
         config: Mapping[str, str] | None = None,
+        advanced: str = "",
         tls: Path | None = None,
         in_memory: bool = False,
         version: str | None = None,
@@ -79,6 +81,7 @@ class RabbitNode(QueueAccess):
         self._distribution_port = free_port()
         self._epmd_port: int = free_port() if joins is None else joins._epmd_port
         self._config = {**DEFAULTS, **(config or {})}
+        self._advanced = advanced
         self._tls = tls
         self._in_memory = in_memory
         self._stack = contextlib.ExitStack()
@@ -421,6 +424,7 @@ class RabbitNode(QueueAccess):
             "rabbitmq.conf": "".join(f"{key} = {value}\n" for key, value in lines.items()),
             "enabled_plugins": f"[{','.join(self._plugins)}].\n",
             "rabbitmq-env.conf": "",  # replaces the file of the machine
+            "advanced.config": f"[{self._advanced}].\n",
         }.items():
             (self.directory / name).write_text(text)
         (self.directory / "mnesia").mkdir()

@@ -14,6 +14,8 @@ NET_TICK: Final = 5
 """Seconds without a sign of life after which a node takes another one for dead; the default of Erlang is 60."""
 _ALONE: Final = 20.0
 """Seconds after which a node that is apart from the others is restarted."""
+_ADVANCED: Final = "{kernel, [{net_setuptime, 2}]}"
+"""Erlang waits so many seconds for the answer of a dead node to a new connection; the default is 7."""
 _CONFIG: Final = {
     "net_ticktime": str(NET_TICK),
     "cluster_partition_handling": "pause_minority",  # as RabbitMQ's guide advises for three nodes
@@ -37,7 +39,7 @@ class Cluster(QueueAccess):
             self.network = self._stack.enter_context(Network(NODES))
             for place in self.network.places:
                 joins = self.nodes[0] if self.nodes else None
-                node = RabbitNode(version=self._version, config=_CONFIG, joins=joins, place=place)
+                node = RabbitNode(version=self._version, config=_CONFIG, advanced=_ADVANCED, joins=joins, place=place)
                 self.nodes.append(self._stack.enter_context(node))
         except BaseException:
             self._stack.close()
