@@ -346,6 +346,27 @@ class Point(Enum):
     )
     REPLY_EXCEPTION_SENT = 622, "dtx.server.failpoints", "the answer is in the socket of the client"
 
+    # -- members
+
+    FORWARD_BEFORE = (
+        701,
+        "dtx.server.members.forwarding",
+        "a request for a branch that other members may have was received; nothing was sent to them",
+    )
+    FORWARD_SENT = 702, "dtx.server.members.client", "the request is in the socket of another member"
+    FORWARD_ANSWERED = (
+        703,
+        "dtx.server.members.forwarding",
+        "other members have answered, or cannot; the client was not told",
+    )
+    FORWARDED_BEFORE = 704, "dtx.server.members.server", "another member's request was received; it has not begun"
+    FORWARDED_AFTER = 705, "dtx.server.members.server", "the request is carried out; the other member was not told"
+    FORWARDED_SENT = 706, "dtx.server.members.server", "the answer is in the socket of the other member"
+    ADOPT_BEFORE = 707, "dtx.log.membership", "members may be gone; their branches still belong to them"
+    ADOPT_MOVED = 708, "dtx.log.membership", "their branches are moved in a transaction that has not committed"
+    ADOPT_AFTER = 709, "dtx.log.membership", "their branches belong to this member, which has not loaded them"
+    ADOPT_LOADED = 710, "dtx.manager.maintenance", "they are loaded, and unfinished ones are being resumed"
+
     def __init__(self, number: int, module: str, sentence: str) -> None:
         self.number = number
         self.module = module

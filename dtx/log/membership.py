@@ -21,7 +21,9 @@ from uuid import UUID
 
 import psycopg
 
+from dtx import failpoint
 from dtx.db.connections import Dsn, application_name, connect, connect_now, session_settings
+from dtx.failpoint import Point
 from dtx.log.api import LogUnavailable
 from dtx.log.lease import Lease, clock, is_dead
 from dtx.telemetry import get_logger
@@ -212,11 +214,14 @@ class Membership(Lease):
         """After :meth:`take`: take the branches that belong to no member, and read the others.
 
         Raises:
-            LogUnavailable, psycopg.Error, OSError: the database is away.
+            LogUnavailable: the database is away.
         """
-        async with await self._session() as session:
-            await session.execute(_MAKE_PROOF, self._parameters | {"secret": token_bytes(32)})
-        await self.adopt()
+        try:
+            async with await self._session() as session:
+                await session.execute(_MAKE_PROOF, self._parameters | {"secret": token_bytes(32)})
+            await self.adopt()
+        except (psycopg.Error, OSError) as error:
+            raise LogUnavailable(f"cannot join the other members: {self._dsn.explain(error)}") from None
         await self.read()
         self._loaded = self._gaps
 
@@ -263,6 +268,7 @@ class Membership(Lease):
         given = self._parameters | {"gone": list(gone), "dead": list(dead)}
         async with await self._session() as session:
             try:
+                failpoint.at(Point.ADOPT_BEFORE)
                 async with session.transaction():
                     cursor = session.cursor()
                     for proof in (_ONE_AT_A_TIME, _IS_MEMBER):
@@ -272,11 +278,13 @@ class Membership(Lease):
                     for (instance,) in removed:
                         _log.warning("a member is gone, taking its branches", member=str(instance))
                     taken = (await cursor.execute(_ADOPT, given)).rowcount
+                    failpoint.at(Point.ADOPT_MOVED)
             except psycopg.errors.LockNotAvailable:
                 # It stopped in the middle of a group: PostgreSQL would wait for the other half for hours.
                 writers = [application_name("writer", instance) for instance in gone]
                 await session.execute(_END_WRITER, {"writers": writers})
                 return None
+        failpoint.at(Point.ADOPT_AFTER)
         if self._on_adopted is not None:
             self._on_adopted(len(removed), taken)
         return taken
@@ -313,6 +321,8 @@ class Membership(Lease):
         """A session of its own: a takeover of many branches must not delay renewals."""
         settings = session_settings("members", self.instance, statement_timeout=_LONGEST_ADOPTION)
         settings["lock_timeout"] = self._parameters["patience"]
+        # A takeover that was stopped halfway has locks, and no other member can take over until its session has ended.
+        settings["idle_in_transaction_session_timeout"] = f"{round(self._ttl * 1000)}ms"
         try:
             return await connect(self._dsn, settings, timeout=self._ttl / 3)
         except (psycopg.Error, OSError) as error:

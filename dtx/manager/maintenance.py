@@ -133,6 +133,7 @@ class Maintenance:
         finally:  # also after an error: the next attempt finds them known
             for entry in pending:
                 self._spawn(self._resume_operation(entry))
+        failpoint.at(Point.ADOPT_LOADED)
         _log.info("branches taken over", branches=len(self._branches) - before, unfinished=len(pending))
 
     def _restore(self, record: BranchRecord, pending: list[BranchRuntime]) -> None:

@@ -332,10 +332,11 @@ class MemoryLog:
         return None
 
     async def load(self, member: UUID | None = None) -> AsyncIterator[BranchRecord]:
-        """Every logged branch of this resource manager."""
+        """Every logged branch of this resource manager, or those of *member*."""
         self._require_reachable()
         for row in [row for row in self.database.rows.values() if row.rm == self._rm]:
-            yield row.branch
+            if member is None or row.branch.member == member:
+                yield row.branch
 
     async def load_listed(self, vhost: str) -> AsyncIterator[BranchRecord]:
         """See :class:`dtx.log.api.TransactionLog`."""

@@ -1,4 +1,7 @@
-"""What a broker, a cluster and a crash can do to messages, and the tests of it. The documentation shows this table."""
+"""What a broker, a cluster, a crash and members can do to messages and branches, and the tests of it.
+
+The documentation shows this table.
+"""
 
 from dataclasses import dataclass
 from typing import Final
@@ -7,6 +10,7 @@ _ALONGSIDE: Final = "tests/servers/alongside"
 _CRASH: Final = "tests/servers/crash"
 _MEMBERS: Final = "tests/servers/members"
 _STORE: Final = "tests/unit/store"
+_MEMBERSHIP: Final = "tests/servers/log/test_membership"
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,5 +261,130 @@ SCENARIOS: Final = (
         + _in(f"{_ALONGSIDE}/test_cluster", "a_node_that_fails_stops_no_branch_for_long"),
         ("cluster",),
     ),
+    Scenario(
+        "M1",
+        "a member is silent, its lease runs out, and nobody takes its branches; it wakes, renews late and votes",
+        "another member answers 404 meanwhile",
+        _in(f"{_MEMBERS}/test_forwarding", "no_member_calls_a_branch_unknown_while_one_is_silent")
+        + _in(_MEMBERSHIP, "a_member_that_renews_late_keeps_its_branches"),
+        ("sim", "members"),
+    ),
+    Scenario(
+        "M2",
+        "the log does not have a branch; it votes and ends at its member; then that member does not know it either",
+        "404 without the outcome, for a committed branch",
+        _in("tests/unit/manager/test_members", "the_log_is_read_again_before_404"),
+        ("sim",),
+    ),
+    Scenario(
+        "M3",
+        "two members have branches of one xid: one is prepared, the other was rolled back and left a tombstone",
+        "the tombstone answers the rollback, and the other branch stays prepared for ever",
+        _in(
+            "tests/unit/manager/test_members",
+            "the_log_is_asked_before_a_tombstone",
+            "a_prepared_branch_hides_an_unvoted_one",
+        ),
+        ("sim",),
+    ),
+    Scenario(
+        "M4",
+        "two members have branches of one xid: one commits and leaves the log, then the other one votes",
+        "one xid with two outcomes",
+    ),
+    Scenario(
+        "M5",
+        "two members believe that the other one has the branch",
+        "a request goes round and round",
+        _in("tests/unit/manager/test_members", "a_forwarded_request_goes_no_further"),
+    ),
+    Scenario(
+        "M6",
+        "a commit is forwarded, and the answer is lost",
+        "a wrong answer",
+        _in(
+            f"{_MEMBERS}/test_forwarding",
+            "no_member_calls_a_branch_unknown_while_one_is_silent",
+            "two_members_commit_one_branch_at_the_same_time",
+        ),
+        ("sim", "matrix", "members"),
+    ),
+    Scenario(
+        "M7",
+        "a member loses its lease while its connections to RabbitMQ stay up",
+        "the next one waits for ever for its locks, or the old one goes on",
+        _in(f"{_MEMBERS}/test_forwarding", "a_stalled_member_is_fenced"),
+        ("sim", "members"),
+    ),
+    Scenario(
+        "M8",
+        "members have receipts in the same virtual host",
+        "one removes receipts of another: loss",
+        _in("tests/unit/manager/test_members", "the_store_keeps_receipts_of_a_found_branch")
+        + _in(f"{_MEMBERS}/test_forwarding", "members_have_receipts_of_their_own"),
+        ("sim", "members"),
+    ),
+    Scenario(
+        "M9",
+        "PostgreSQL is away for longer than a lease, and all leases have run out when it returns",
+        "members take branches of others that live",
+        _in(_MEMBERSHIP, "a_silent_member_takes_nothing_after_an_outage"),
+    ),
+    Scenario(
+        "M10",
+        "PostgreSQL fails over, and the clock of the new server is ahead: all leases have run out",
+        "recover or 404 under a lost lease; members take branches of others that live",
+        _in(
+            _MEMBERSHIP, "a_silent_member_takes_nothing_after_an_outage", "branches_of_a_member_without_lease_are_taken"
+        ),
+    ),
+    Scenario(
+        "M11",
+        "a replica of PostgreSQL that lacks the last writes becomes the primary",
+        "votes are lost",
+    ),
+    Scenario(
+        "M12",
+        "members write at the same time",
+        "one transaction with records of two members: lost updates, deadlocks",
+        _in(
+            _MEMBERSHIP,
+            "members_write_at_the_same_time",
+            "two_members_never_take_the_same_branches",
+            "no_member_delays_the_renewals_of_others",
+        ),
+        ("sim",),
+    ),
+    Scenario(
+        "M13",
+        "a dtx of a version that knows no members starts beside members",
+        "two dtx have the same branches",
+        _in(_MEMBERSHIP, "a_member_and_a_lone_dtx_exclude_each_other"),
+    ),
+    Scenario(
+        "M14",
+        "a client pretends to be a member, or a user asks for the branch of another user at another member",
+        "the request is carried out",
+        _in(
+            "tests/unit/server/test_members",
+            "a_client_with_a_wrong_secret_is_refused",
+            "nothing_is_handled_before_the_proof",
+        )
+        + _in(
+            f"{_MEMBERS}/test_forwarding",
+            "a_user_controls_only_his_own_branches_through_members",
+            "the_ended_branch_of_another_user_is_unknown",
+        ),
+    ),
+    Scenario(
+        "M15",
+        "one of several processes on a port dies or ends",
+        "clients lose connections without notice, or the port",
+        _in(
+            f"{_MEMBERS}/test_processes",
+            "a_killed_process_is_restarted_and_its_branches_commit",
+            "a_signal_ends_all_processes_in_order",
+        ),
+    ),
 )
-"""Properties of RabbitMQ (F) and sequences that could lose or repeat messages."""
+"""Properties of RabbitMQ (F), sequences that could lose or repeat messages, and sequences with several members (M)."""

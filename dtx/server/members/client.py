@@ -8,7 +8,9 @@ from itertools import count
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
+from dtx import failpoint
 from dtx.config import Address
+from dtx.failpoint import Point
 from dtx.server.members.messages import (
     CLIENT,
     MAX_MESSAGE,
@@ -194,6 +196,7 @@ class PeerLink(asyncio.Protocol):
             self._idle.cancel()
         reads = self._reads
         self._transport.write(data)
+        failpoint.at(Point.FORWARD_SENT)
         try:
             async with asyncio.timeout_at(until):
                 message: dict[str, Any] | None = await answer

@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Final
 from uuid import UUID
 
+from dtx import failpoint
+from dtx.failpoint import Point
 from dtx.log.api import LogError
 from dtx.log.membership import Member, Membership
 from dtx.manager import BranchManager, Requester
@@ -108,10 +110,12 @@ class Forwarding:
         try:
             members = await self._members(found.member)
             left = until - loop.time()
+            failpoint.at(Point.FORWARD_BEFORE)
             answers = await asyncio.gather(*(self._ask(member, request, left) for member in members))
         except LogError as error:
             reason = str(error)
         else:
+            failpoint.at(Point.FORWARD_ANSWERED)
             for member, answer in sorted(zip(members, answers, strict=True), key=lambda each: _rank(each[1])):
                 if isinstance(answer, dict):
                     read = _read(answer)

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
+from dtx import failpoint
+from dtx.failpoint import Point
 from dtx.manager import Requester
 from dtx.server.connection import Stage, connection_numbers
 from dtx.server.listener import AcceptedConnection
@@ -157,12 +159,15 @@ class PeerSession:
 
     async def _handle(self, number: int, request: dict[str, Any]) -> None:
         del request["id"]
+        failpoint.at(Point.FORWARDED_BEFORE)
         try:
             answer = encode({**await self._server.handler(request), "id": number})
         except Exception:  # noqa: BLE001 - logged; the peer gets no details
             _log.exception("request of a peer failed", connection=self.id)
             answer = encode({"id": number, "failed": "internal error"})
+        failpoint.at(Point.FORWARDED_AFTER)
         self._transport.write(answer)
+        failpoint.at(Point.FORWARDED_SENT)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)

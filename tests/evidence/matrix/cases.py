@@ -33,6 +33,12 @@ class Kind(StrEnum):
     ACQUIRED = "joined by a client of AMQP 1.0 that acquires"
     PROMOTED = "joined by a client of AMQP 1.0 that promotes"
     LOCAL = "a local transaction of AMQP 1.0"
+    OWNED = "another member is asked to complete it"
+    OWNED_ONE_PHASE = "one-phase, another member is asked"
+    FORWARDED = "another member has it"
+    FORWARDED_ONE_PHASE = "one-phase, another member has it"
+    INHERITED = "the member that has it dies behind the vote"
+    HANDED_OVER = "its member stops in order behind the vote"
 
     @property
     def publishes(self) -> bool:
@@ -47,7 +53,7 @@ class Kind(StrEnum):
     @property
     def decides(self) -> bool:
         """Whether there are cases with both decisions."""
-        return self in (Kind.PUBLISH, Kind.CONSUME, Kind.BOTH) or self.joined
+        return self in (Kind.PUBLISH, Kind.CONSUME, Kind.BOTH, Kind.OWNED, Kind.FORWARDED) or self.joined
 
     @property
     def joined(self) -> bool:
@@ -62,12 +68,36 @@ class Kind(StrEnum):
     @property
     def one_phase(self) -> bool:
         """Whether the resource manager decides."""
-        return self in (Kind.ONE_PHASE, Kind.ONE_PHASE_PUBLISH, Kind.ONE_PHASE_CONSUME, Kind.LOCAL)
+        return self in (
+            Kind.ONE_PHASE,
+            Kind.ONE_PHASE_PUBLISH,
+            Kind.ONE_PHASE_CONSUME,
+            Kind.LOCAL,
+            Kind.OWNED_ONE_PHASE,
+            Kind.FORWARDED_ONE_PHASE,
+        )
 
     @property
     def needs_broker(self) -> bool:
         """Whether the case exists only alongside a broker."""
         return self in (Kind.SEVERED, Kind.MENDED)
+
+    @property
+    def needs_members(self) -> bool:
+        """Whether the case needs a second member."""
+        return self in (
+            Kind.OWNED,
+            Kind.OWNED_ONE_PHASE,
+            Kind.FORWARDED,
+            Kind.FORWARDED_ONE_PHASE,
+            Kind.INHERITED,
+            Kind.HANDED_OVER,
+        )
+
+    @property
+    def begins_elsewhere(self) -> bool:
+        """Whether the member that dies at the failpoint does not have the branch at first."""
+        return self in (Kind.FORWARDED, Kind.FORWARDED_ONE_PHASE, Kind.INHERITED)
 
     @property
     def operator(self) -> "Decision | None":
@@ -90,6 +120,7 @@ class Condition(StrEnum):
     BROKER = "RabbitMQ dies"
     REPLAY = "dtx dies, --replay always"
     REFUSING = "dtx dies, a queue refuses"
+    MEMBERS = "one of two members dies"
 
     @property
     def kills_dtx(self) -> bool:
@@ -130,7 +161,8 @@ class Row:
     @property
     def may_repeat(self) -> bool:
         """Whether messages may be repeated: the exceptions of "Exactly once" in docs/explanation/guarantees."""
-        return self.case.mode == "alongside" and self.condition not in (Condition.DTX, Condition.POSTGRES)
+        sure = (Condition.DTX, Condition.POSTGRES, Condition.MEMBERS)
+        return self.case.mode == "alongside" and self.condition not in sure
 
     @property
     def name(self) -> str:
@@ -183,7 +215,8 @@ _HALF_WAY: Final[dict[Mode, tuple[tuple[Kind, Decision, str], ...]]] = {
 
 def cases(mode: Mode) -> tuple[Case, ...]:
     """Return all cases of one mode."""
-    kinds = [which for which in _KINDS if mode == "alongside" or not which[0].needs_broker]
+    alongside = mode == "alongside"
+    kinds = [which for which in _KINDS if alongside or not (which[0].needs_broker or which[0].needs_members)]
     whole = (Case(mode, kind, decision) for kind, decision in kinds)
     half = (Case(mode, kind, decision, killed_at) for kind, decision, killed_at in _HALF_WAY[mode])
     return (*whole, *half)
@@ -197,9 +230,12 @@ def conditions(mode: Mode) -> tuple[Condition, ...]:
 
 def rows(mode: Mode, condition: Condition) -> tuple[Row, ...]:
     """Return the rows of a mode under a condition."""
+    if condition is Condition.MEMBERS:
+        return tuple(Row(case, condition) for case in cases(mode) if case.kind.needs_members)
     return tuple(
         Row(case, condition)
         for case in cases(mode)
+        if not case.kind.needs_members
         if condition is Condition.DTX or (case.killed_at is None and case.kind in _EVERYWHERE)
         if condition is not Condition.REFUSING or (case.kind.publishes and not case.kind.operator)
     )

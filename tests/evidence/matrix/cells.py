@@ -35,6 +35,10 @@ TIMED: Final = frozenset(
         Point.DRAIN_AFTER,
         Point.LOG_STORED_BEFORE,
         Point.LOG_STORED_AFTER,
+        Point.ADOPT_BEFORE,
+        Point.ADOPT_MOVED,
+        Point.ADOPT_AFTER,
+        Point.ADOPT_LOADED,
     }
 )
 """Points that are reached periodically, or by occasional writes: one cell is enough."""
@@ -140,8 +144,9 @@ def play(stage: MatrixStage, row: Row, cell: Cell) -> Result:
 
 def _begin(stage: MatrixStage, row: Row) -> Transaction:
     transaction = Transaction(row.case, stage, next(stage.numbers))
-    if not stage.dtx.running:
-        stage.dtx.start()
+    for member in (stage.dtx, stage.other):
+        if member is not None and not member.running:
+            member.start()
     transaction.fill()
     stage.dtx.kill9()
     if row.case.kind is Kind.NOTHING and stage.node is not None:

@@ -12,12 +12,13 @@ from typing import Final
 from dtx.failpoint import Point
 from tests.evidence.matrix.cases import Condition, Kind, Row, all_rows
 
+_CONDITIONS: Final = (Condition.DTX, Condition.REFUSING, Condition.MEMBERS)
 FILE: Final = Path(__file__).with_name("rotation.txt")
 
 
 def candidates() -> tuple[Row, ...]:
     """Return the rows that the short form may use."""
-    return tuple(row for row in all_rows() if row.condition in (Condition.DTX, Condition.REFUSING))
+    return tuple(row for row in all_rows() if row.condition in _CONDITIONS)
 
 
 def choose(reached: Mapping[str, list[str]]) -> dict[Point, Row]:

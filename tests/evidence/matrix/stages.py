@@ -37,7 +37,7 @@ FULL: Final = "full"
 GONE: Final = "gone"
 """An exchange bound to the first of TARGETS, until it is deleted."""
 _ROWS: Final = """
-SELECT b.format_id, b.gtrid, b.bqual, b.state, b::text, (
+SELECT b.format_id, b.gtrid, b.bqual, b.state, (to_jsonb(b) - 'member')::text, (
     SELECT array_agg(w::text ORDER BY w.position) FROM dtx.work w WHERE w.branch_id = b.id
 ) FROM dtx.branch b
 """
@@ -155,6 +155,8 @@ class MatrixStage(Scene):
     """
 
     dtx: ArmedService
+    other: ArmedService | None = None
+    """The second member, which has no failpoint."""
 
     def __init__(self, condition: Condition, mode: Mode, servers: "Servers") -> None:
         super().__init__(servers.postgres)
@@ -180,6 +182,8 @@ class MatrixStage(Scene):
             options += ["--management", self.node.management_url]
             options += ["--replay", "always" if self.condition is Condition.REPLAY else "auto"]
             url = self.node.url(vhost=self.vhost)
+        if self.condition is Condition.MEMBERS:
+            options += ["--advertise", "amqp://127.0.0.1"]
         self._options = {"broker": url, "database": self.database}
         self._words = tuple(options)
         words = (*options, "--admin-listen", f"127.0.0.1:{self.admin_port}")
@@ -188,6 +192,8 @@ class MatrixStage(Scene):
         )
         self.broker = self.node if self.node is not None else StandaloneBroker(self.service)
         self._stack.callback(self._threads.shutdown)
+        if self.condition is Condition.MEMBERS:
+            self.other = self._stack.enter_context(self.another_service())
         self._place_bystanders()
         return self
 

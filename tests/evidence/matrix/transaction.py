@@ -98,6 +98,8 @@ class Transaction:
         """The manager has sent the outcome; its answer may be lost."""
         self.operated = False
         self.asked_to_forget = False
+        self._repeats = False
+        """A request to another member had no answer, and was repeated."""
         self._stopping = 0
         """The id of the process that has received SIGTERM."""
         self.relieved: list[bytes] = []
@@ -169,7 +171,7 @@ class Transaction:
             return
         if self.kind is Kind.MENDED:
             self._stage.open_exchange(exists=True)
-        with self._stage.connected() as first:
+        with self._stage.connected(self._stage.other if self.kind.begins_elsewhere else None) as first:
             channel = first.channel()
             xa = XAResource(channel, timeout=PATIENCE)
             try:
@@ -189,6 +191,9 @@ class Transaction:
                     xa.rollback(self.xid)
                     self._ended(Decision.ROLLBACK)
                     return
+                if self.kind.needs_members:
+                    self._complete_at_members(xa)
+                    return
                 self._vote(xa)
             except XARollback as error:
                 self._rolled_back(error)
@@ -197,7 +202,40 @@ class Transaction:
                 with Coordinator(first, timeout=PATIENCE) as manager:
                     self._finish(first, manager)
 
-    def _vote(self, xa: XAResource) -> None:
+    def _complete_at_members(self, xa: XAResource) -> None:
+        """Vote and complete through another member than the one where the branch began, or after that one's end."""
+        stage = self._stage
+        assert stage.other is not None
+        if self.kind is Kind.INHERITED:
+            self._vote(xa)
+            stage.other.kill9()
+        if self.kind is Kind.HANDED_OVER:
+            self._vote(xa)
+            stage.dtx.signal(signal.SIGTERM)
+        asked = stage.dtx if self.kind.begins_elsewhere else stage.other
+        with stage.connected(asked) as connection, Coordinator(connection, timeout=PATIENCE) as manager:
+            if self.step is Step.BEGUN:
+                try:
+                    self._vote(manager)
+                except XAER_NOTA as error:
+                    self._has_died_with_it(error)
+            if self.voted:
+                self._finish(connection, manager)
+        if self.kind is Kind.HANDED_OVER:
+            stage.dtx.wait_end(INSISTING)
+
+    def _has_died_with_it(self, error: XAER_NOTA) -> None:
+        """No member has the branch any more: the member that had it has died before the vote, or has completed it."""
+        stage = self._stage
+        owner = stage.other if self.kind.begins_elsewhere else stage.dtx
+        if owner is not None and owner.running:
+            self.faults.append(f"{self.xid} is unknown, and its member lives: {error}")
+        committed = error.facts.get("ended") == "committed"
+        if committed and not self.kind.one_phase:
+            self.faults.append(f"nobody has asked to commit {self.xid}: {error}")
+        self._ended(Decision.COMMIT if committed else Decision.ROLLBACK)
+
+    def _vote(self, xa: XAResource | Coordinator) -> None:
         self.step = Step.ASKED
         if self.kind.one_phase:
             xa.commit(self.xid, one_phase=True)
@@ -205,6 +243,7 @@ class Transaction:
             return
         match self.kind:
             case Kind.CARRIED:
+                assert isinstance(xa, XAResource)
                 flag = self._prepare_over_a_broken_connection(xa)
             case Kind.DOUBTED:
                 with refusing(self._stage.database, "journal"):
@@ -395,7 +434,7 @@ class Transaction:
             self.faults.append(f"{self.xid} has voted: {error}")
             self._ended(Decision.ROLLBACK)
         except XAER_NOTA as error:
-            if not asked:
+            if not asked and not self._repeats:
                 self.faults.append(f"{self.xid} has voted, was not decided, and is not known: {error}")
             self._heard(error)
         else:
@@ -469,6 +508,7 @@ class Transaction:
             except XAER_RMFAIL:
                 if not connection.is_open or time.monotonic() > deadline:
                     raise
+                self._repeats = self.kind.needs_members  # the branch's member may have carried the request out
                 self._relieve()
             except XAER_PROTO:  # an earlier request is in progress, or dtx has not noticed the death of a channel
                 if time.monotonic() > deadline:

@@ -8,8 +8,9 @@ import sys
 import time
 from collections import Counter
 from itertools import count
+from random import Random
 
-from tests.evidence.sim.run import Result, shrink, simulate
+from tests.evidence.sim.run import Result, members_shape, shrink, simulate
 
 _PROGRESS = 10.0
 """Seconds between two lines of progress."""
@@ -18,6 +19,7 @@ _PROGRESS = 10.0
 def report(result: Result) -> str:
     """Return the violations of a failed run, the shrunk plan, and the command that repeats the run."""
     smallest = shrink(result)
+    members = " --members" if result.shape.members else ""
     lines = [
         f"seed {result.seed} ({result.shape}) fails:",
         *(f"  {text}" for text in smallest.violations or result.violations),
@@ -25,7 +27,7 @@ def report(result: Result) -> str:
         *(f"  {trouble}" for trouble in smallest.plan),
         "and this at the end of the trace:",
         *(f"  {text}" for text in smallest.trace[-150:]),
-        f"again: python -m tests.evidence.sim --first {result.seed} --seeds 1",
+        f"again: python -m tests.evidence.sim --first {result.seed} --seeds 1{members}",
     ]
     return "\n".join(lines)
 
@@ -37,10 +39,11 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=0, help="number of seeds; 0: no limit")
     parser.add_argument("--steps", type=int, default=0, help="limit of steps; 0: no limit")
     parser.add_argument("--seconds", type=float, default=0, help="limit of time; 0: no limit")
+    parser.add_argument("--members", action="store_true", help="only runs with three members")
     parser.add_argument("--keep-going", action="store_true", help="continue after a seed that fails")
     given = parser.parse_args()
     began = told = time.monotonic()
-    steps = branches = repeated = failed = 0
+    steps = branches = repeated = failed = takeovers = handovers = 0
     answers: Counter[str] = Counter()
     for done in count():
         seed = given.first + done
@@ -51,14 +54,16 @@ def main() -> int:
             told = time.monotonic()
             print(
                 f"{took:6.0f} s  {done:,} seeds, {steps:,} steps, {branches:,} branches, {repeated:,} messages "
-                f"repeated where that is allowed, {failed} seeds failed",
+                f"repeated where that is allowed, {takeovers} takeovers, {handovers} handovers, {failed} seeds failed",
                 flush=True,
             )
         if over:
             break
-        result = simulate(seed)
+        result = simulate(seed, members_shape(Random(f"shape {seed}")) if given.members else None)
         steps += result.steps
         branches += result.branches
+        takeovers += result.takeovers
+        handovers += result.handovers
         repeated += result.repeated
         answers += result.answers
         if result.failed:

@@ -7,16 +7,19 @@ completes the branch: as decided, or by rollback if there is no decision (presum
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from random import Random
 from typing import Final
+from uuid import UUID
 
-from dtx.log.records import WITH_OUTCOME, LogState
+from dtx.log.records import WITH_OUTCOME, JournalEvent, LogState
 from dtx.store.rabbitmq.upstream import UpstreamChannelClosed
 from dtx.xa.codes import Heuristic, XaFlag
 from dtx.xa.xid import Xid
 from tests.evidence.sim.client import GONE, Client
 from tests.evidence.sim.database import SimDatabase
+from tests.evidence.sim.instance import DEFAULT_TIMEOUT
 from tests.evidence.sim.ledger import Branch, Ledger
 from tests.evidence.sim.scheduler import current
 
@@ -34,6 +37,9 @@ _HEURISTIC: Final = {
 """The answer to the transaction manager, by the order of the operator."""
 
 
+Holders = Callable[[Xid], frozenset[UUID]]
+
+
 class Asker:
     """Asks dtx to complete branches, and compares each answer with the database.
 
@@ -41,12 +47,15 @@ class Asker:
         database: of dtx; read from outside.
         ledger: the decisions.
         random: source of random choices.
+        holders: the members that have a branch in memory; ``None``: there are no members.
     """
 
-    def __init__(self, database: SimDatabase, ledger: Ledger, random: Random) -> None:
+    def __init__(self, database: SimDatabase, ledger: Ledger, random: Random, holders: Holders | None = None) -> None:
         self.database = database
         self.ledger = ledger
         self.random = random
+        self.members = holders is not None
+        self.holders: Holders = holders or (lambda _: frozenset())
 
     def state(self, xid: Xid) -> LogState | None:
         """Return the state of *xid* in the log at this moment."""
@@ -59,13 +68,35 @@ class Asker:
         if before in _DOUBT and now in _DOUBT:
             self.ledger.wrong(f"404 of {branch.xid}, which is {now}: {error}")
 
+    @contextmanager
+    def known(self, branch: Branch, what: str) -> Iterator[None]:
+        """Check that an answer 404 is right: no member has the branch in memory, before and after the request."""
+        before = self.holders(branch.xid)
+        try:
+            yield
+        except UpstreamChannelClosed as error:
+            if self.members:
+                self.ledger.answers[f"{what} {error.close.reply_code:d}"] += 1
+            if error.close.reply_code == 404:
+                self._unknown_to_all(branch, what, before, error)
+            raise
+
+    def _unknown_to_all(self, branch: Branch, what: str, before: frozenset[UUID], error: UpstreamChannelClosed) -> None:
+        if before & self.holders(branch.xid):
+            self.ledger.wrong(f"404 to {what} of {branch.xid}, which is in the memory of a member")
+        journal = self.database.tables.database.journal
+        ended = any(line.xid == branch.xid and line.event is JournalEvent.COMMITTED for _, line in journal)
+        if before and ended and b"completed: committed" not in error.close.reply_text:
+            self.ledger.wrong(f"404 to {what} of {branch.xid}, which was committed meanwhile")
+
     async def prepare(self, client: Client, branch: Branch) -> XaFlag:
         """Send prepare, and check the vote.
 
         Raises:
             GONE: there was no answer, or an error.
         """
-        flag = await client.prepare(branch.xid)
+        with self.known(branch, "prepare"):
+            flag = await client.prepare(branch.xid)
         self.ledger.answers[f"prepare {flag.wire_name}"] += 1
         if flag is XaFlag.OK:
             if self.state(branch.xid) is not LogState.PREPARED and not branch.ordered:
@@ -86,8 +117,10 @@ class Asker:
         """
         before = self.state(branch.xid)
         commit = branch.decision == "commit"
+        branch.requests += 1
         try:
-            flag = await (client.commit(branch.xid) if commit else client.rollback(branch.xid))
+            with self.known(branch, str(branch.decision)):
+                flag = await (client.commit(branch.xid) if commit else client.rollback(branch.xid))
         except UpstreamChannelClosed as error:
             self._refused(branch, before, commit, error)
             raise
@@ -159,6 +192,8 @@ class Asker:
         if code == 404:
             self.unknown(branch, before, error)
             branch.finished = True
+            if self.members and branch.requests == 1 and before is LogState.PREPARED and not branch.ordered:
+                self.ledger.wrong(f"404 to the only {branch.decision} of {branch.xid}, which was prepared")
         elif (code == 503 and ("rolling-back" in text if commit else "committing" in text)) or code not in {503, 541}:
             self.ledger.wrong(f"{branch.decision} of {branch.xid} is refused: {text}")
 
@@ -173,13 +208,14 @@ class Application(Asker):
         until: returns true when the application must stop.
         hesitates: some decisions are sent after a pause of up to three seconds.
         joins: share of branches that a second connection of the application joins.
+        holders: see :class:`Asker`. With members, votes and outcomes go to any of them.
     """
 
     def __init__(
         self, database: SimDatabase, ledger: Ledger, random: Random, number: int, hosts: list[str], queues: list[bytes],
-        until: Callable[[], bool], *, hesitates: bool = False, joins: float = 0.15,
+        until: Callable[[], bool], *, hesitates: bool = False, joins: float = 0.15, holders: Holders | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(database, ledger, random)
+        super().__init__(database, ledger, random, holders)
         self._number = number
         self._hosts = hosts
         self._queues = queues
@@ -189,7 +225,7 @@ class Application(Asker):
 
     async def run(self) -> None:
         """Do branches until it must stop, on one connection as long as it lasts."""
-        client, other = Client(self._hosts), Client(self._hosts)
+        client, other = Client(self._mixed()), Client(self._mixed())
         while not self._until():
             try:
                 if not client.is_open:
@@ -205,21 +241,34 @@ class Application(Asker):
         client.close()
         other.close()
 
+    def _mixed(self) -> list[str]:
+        """The hosts; of members, in a random order."""
+        return self.random.sample(self._hosts, len(self._hosts)) if self.members else self._hosts
+
+    async def _any_member(self, client: Client, other: Client) -> Client:
+        """A connection for the next request of the transaction manager."""
+        if not self.members or self.random.random() < 0.3:
+            return client
+        if not other.is_open or self.random.random() < 0.1:
+            await other.open()
+        return other
+
     async def _branch(self, client: Client, other: Client) -> None:
         xid = Xid(1, f"{self._number}-{len(self.ledger.branches)}".encode(), b"")
         branch = self.ledger.branches[xid] = Branch(xid, current())
         try:
             if not await self._work(client, other, branch):
                 return
+            asked = await self._any_member(client, other)
             if branch.one_phase:
-                await self._one_phase(client, branch)
-            elif self.random.random() < 0.1 or await self.prepare(client, branch) is XaFlag.OK:
+                await self._one_phase(asked, branch)
+            elif self.random.random() < 0.1 or await self.prepare(asked, branch) is XaFlag.OK:
                 commit = branch.prepared and self.random.random() < 0.75
                 branch.decision = "commit" if commit else "rollback"
                 longest = 3.0 if self._hesitates and self.random.random() < 0.2 else 0.1
                 await asyncio.sleep(longest * self.random.random() ** 4)
                 await self._dawdle(branch)  # the timeout does not apply after the vote
-                await self.complete(client, branch)
+                await self.complete(await self._any_member(client, other), branch)
         finally:
             branch.working = False
 
@@ -233,7 +282,10 @@ class Application(Asker):
         joined = random.random() < self._joins
         if joined:
             await other.open()
-            joined = await other.start(xid, join=True) is XaFlag.OK
+            with self.known(branch, "start(join)"):
+                joined = await other.start(xid, join=True) is XaFlag.OK
+        if self.members and not joined and random.random() < 0.1:
+            await self._timeout_elsewhere(await self._any_member(client, other), branch)
         for _ in range(random.choice((0, 1, 1, 2))):
             await self._consume(client, branch)
         for index in range(random.choice((0, 1, 1, 2, 3))):
@@ -251,6 +303,13 @@ class Application(Asker):
         self.ledger.answers[f"end {flag.wire_name}"] += 1
         await self._dawdle(branch)
         return flag is XaFlag.OK
+
+    async def _timeout_elsewhere(self, client: Client, branch: Branch) -> None:
+        """Ask any member for the timeout of a branch that has not voted."""
+        with self.known(branch, "get-timeout"):
+            seconds = await client.get_timeout(branch.xid)
+        if seconds != (1 if branch.brief else DEFAULT_TIMEOUT):
+            self.ledger.wrong(f"the timeout of {branch.xid} is {seconds} s")
 
     async def _dawdle(self, branch: Branch) -> None:
         """Sometimes wait longer than the timeout of a branch with a short one."""
@@ -273,7 +332,8 @@ class Application(Asker):
             client.ack(got.tag)
 
     async def _one_phase(self, client: Client, branch: Branch) -> None:
-        flag = await client.commit(branch.xid, one_phase=True)
+        with self.known(branch, "one-phase"):
+            flag = await client.commit(branch.xid, one_phase=True)
         self.ledger.answers[f"one-phase {flag.wire_name}"] += 1
         branch.decision = "commit" if flag is XaFlag.OK else "rollback"
         branch.answered = branch.finished = True
@@ -285,12 +345,14 @@ class Recovery(Asker):
     Args:
         hosts: addresses of the dtx instances.
         pause: limit of the seconds between two scans.
+        holders: see :class:`Asker`.
     """
 
     def __init__(
-        self, database: SimDatabase, ledger: Ledger, random: Random, hosts: list[str], pause: float = 2.0
-    ) -> None:
-        super().__init__(database, ledger, random)
+        self, database: SimDatabase, ledger: Ledger, random: Random, hosts: list[str], pause: float = 2.0,
+        holders: Holders | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(database, ledger, random, holders)
         self._client = Client(hosts)
         self._pause = pause
         self.scans = 0
@@ -339,7 +401,8 @@ class Recovery(Asker):
             branch.answered = branch.finished = True
             return
         try:
-            await self._client.rollback(branch.xid)
+            with self.known(branch, "rollback"):
+                await self._client.rollback(branch.xid)
         except UpstreamChannelClosed as error:
             branch.finished = error.close.reply_code == 404
             raise

@@ -105,6 +105,7 @@ class SimBroker:
     running: bool = False
     alarm: bool = False
     restarts: int = 0
+    alarms: int = 0
     refusals: int = 0
     """Number of units that were refused in part."""
     unsynced: list[Unsynced] = field(default_factory=list)
@@ -205,6 +206,7 @@ class SimBroker:
     def set_alarm(self, on: bool) -> None:
         """Set or clear a memory alarm."""
         self.alarm = on
+        self.alarms += on
         if not on:
             for connection in list(self.connections):
                 connection.unblock()

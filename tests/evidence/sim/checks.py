@@ -61,7 +61,7 @@ def judge(
         got: what consumers got when they emptied these queues through dtx.
         exact: no message may be repeated: no broker has died and no queue has refused.
     """
-    verdict = Verdict([*ledger.violations, *database.violations])
+    verdict = Verdict([*ledger.violations, *database.violations, *database.members.violations])
     wrong = verdict.violations.append
     for row in database.tables.database.rows.values():
         wrong(f"{row.branch.xid} is still in the log: {row.branch.state} {row.branch.stuck or ''}")

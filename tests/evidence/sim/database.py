@@ -10,34 +10,29 @@ or not.
 import asyncio
 import copy
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
-import psycopg
-
 from dtx.db.pipeline import CONFLICT, SessionLost, StatementRefused
-from dtx.log import lease, writer
-from dtx.log.api import LeaseLost, LogConflict, LogUnavailable
-from dtx.log.changes import Definitions, QueueContents, Slot, StoredMessage
+from dtx.log import lease, membership, writer
+from dtx.log.api import DuplicateXid, LeaseLost, LogConflict
 from dtx.log.lease import Lease
-from dtx.log.postgres import PostgresTransactionLog
-from dtx.log.queries import Fetch, LogQueries
 from dtx.log.records import (
+    ENDINGS,
+    Advance,
     BranchRecord,
+    CompleteWrite,
     Duplicate,
     DuplicateWrite,
     Insert,
-    LoggedCopies,
     LogWrite,
-    Lookup,
     WorkKind,
-    WorkRow,
 )
-from dtx.log.statements import LEASE_LOST, OUT_OF_ORDER, WriteSequence
-from dtx.log.writer import Writer
+from dtx.log.statements import DUPLICATE_XID, LEASE_LOST, OUT_OF_ORDER, WriteSequence
 from dtx.xa.xid import Xid
+from tests.evidence.sim.members import Blocked, LeaseRow, MemberTable, Rows, Takeover
 from tests.evidence.sim.scheduler import Process, SimLoop, current
 from tests.support.memory_log import MemoryDatabase, MemoryLog
 
@@ -46,7 +41,9 @@ LOG: Final = UUID(int=1)
 """Id of the log."""
 RETRY_WINDOW: Final = 10.0
 """Seconds for which a write waits while the database is unavailable."""
-_ANSWER_TIMEOUT: Final = 30.0
+ANSWER_TIMEOUT: Final = 30.0
+_LOCK_POLL: Final = 0.002
+"""Seconds between two looks at a lock."""
 Group = Sequence[tuple[LogWrite, bytes]]
 _Bound = tuple[int, Group, WriteSequence | None]
 
@@ -74,15 +71,6 @@ class _Tables(MemoryLog):
 
 
 @dataclass(slots=True)
-class _LeaseRow:
-    instance: UUID
-    process: str
-    holder: str
-    epoch: int
-    expires_at: float
-
-
-@dataclass(slots=True)
 class SimDatabase:
     """The durable state, and the lease on it.
 
@@ -92,10 +80,15 @@ class SimDatabase:
 
     loop: SimLoop
     tables: _Tables = field(default_factory=lambda: _Tables(RM, MemoryDatabase()))
-    lease: _LeaseRow | None = None
+    lease: LeaseRow | None = None
     away: bool = False
     """No connection is possible."""
+    cut_off: set[str] = field(default_factory=set)
+    """Processes that cannot reach it."""
+    members: MemberTable = field(init=False)
     slow: float = 0.001
+    journal_writers: dict[int, UUID | None] = field(default_factory=dict)
+    """By the number of a line of the journal, the member that wrote it."""
     sessions: "dict[SimSession, None]" = field(default_factory=dict)
     written: list[tuple[float, int, str, LogWrite]] = field(default_factory=list)
     """Every record that became durable: time, epoch, process."""
@@ -110,6 +103,14 @@ class SimDatabase:
     lost_groups: int = 0
     """Number of next groups that are neither written nor answered."""
 
+    def __post_init__(self) -> None:
+        self.members = MemberTable(self.loop, self.tables.database)
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether the current process can reach it."""
+        return not self.away and current().name not in self.cut_off
+
     async def pause(self) -> None:
         """Wait as long as one direction over the network and through the database takes."""
         random = self.loop.random
@@ -122,7 +123,7 @@ class SimDatabase:
             OSError: it is unavailable.
         """
         await self.pause()
-        if self.away:
+        if not self.is_reachable:
             raise ConnectionRefusedError("the database is away")
 
     def crash(self) -> None:
@@ -130,6 +131,16 @@ class SimDatabase:
         self.away = True
         for session in list(self.sessions):
             session.end()
+
+    def separate(self, process: str) -> None:
+        """Break all sessions of *process*; it can make no new ones until :meth:`unite`."""
+        self.cut_off.add(process)
+        for session in [session for session in self.sessions if session.process.name == process]:
+            session.end()
+
+    def unite(self) -> None:
+        """Let all processes reach the database again."""
+        self.cut_off.clear()
 
     # -- writing
 
@@ -140,10 +151,9 @@ class SimDatabase:
 
         Raises:
             StatementRefused: nothing was written.
+            Blocked: a takeover under way has locked the row of the member.
         """
-        row = self.lease
-        if row is None or row.epoch != epoch:
-            raise StatementRefused(LEASE_LOST, "another dtx has the lease")
+        member = self.prove(epoch)
         if sequence is not None and sequence.predecessor not in {0, session.sequence}:
             raise StatementRefused(OUT_OF_ORDER, "the group before was not written")
         if self.writers.setdefault(epoch, process.name) != process.name:
@@ -151,7 +161,11 @@ class SimDatabase:
         before = self._snapshot() if len(group) > 1 else None
         try:
             for record, _ in group:
-                self.tables.put(record)
+                self._put(record, member)
+        except DuplicateXid as duplicate:
+            if before is not None:
+                self._restore(before)
+            raise StatementRefused(DUPLICATE_XID, str(duplicate)) from None
         except LogConflict as conflict:
             if before is not None:
                 self._restore(before)
@@ -165,6 +179,44 @@ class SimDatabase:
                 self._judge_suppressed(record.duplicate)
             if self.on_write is not None:
                 self.on_write(record)
+
+    def prove(self, epoch: int) -> UUID | None:
+        """Check that *epoch* is valid, and return the member that has it; ``None`` for a dtx that is alone.
+
+        Raises:
+            StatementRefused: it is not valid.
+            Blocked: it may end now.
+        """
+        if self.lease is not None and self.lease.epoch == epoch:
+            return None
+        member = self.members.writer(epoch)
+        if member is None:
+            raise StatementRefused(LEASE_LOST, "another dtx has the lease")
+        return member
+
+    def _put(self, record: LogWrite, member: UUID | None) -> None:
+        """Write *record*; only the member that has a branch may write it."""
+        rows = self.tables.database.rows
+        if member is not None and member not in self.members.rows:
+            self.violations.append(f"member {member} writes, and others have taken its branches")
+        if isinstance(record, (Advance, CompleteWrite)) and record.id in rows:
+            owner = rows[record.id].branch.member
+            if owner != member:
+                self.violations.append(f"{rows[record.id].branch.xid} of member {owner} is written by {member}")
+        self.tables.put(record)
+        journal = self.tables.database.journal
+        if isinstance(record, Insert) and record.since is not None:
+            others = enumerate(journal[int(record.since) :], int(record.since))
+            if any(
+                line.xid == record.branch.xid and line.event in ENDINGS and self.journal_writers.get(number) != member
+                for number, (_, line) in others
+            ):
+                del self.tables.database.rows[record.branch.id], journal[len(self.journal_writers) :]
+                raise DuplicateXid("a branch with this xid has ended since this one began")
+        self.journal_writers |= dict.fromkeys(range(len(self.journal_writers), len(journal)), member)
+        if isinstance(record, Insert):
+            row = rows[record.branch.id]
+            row.branch = row.branch._replace(member=member)
 
     def _judge_suppressed(self, copy_: Duplicate) -> None:
         """Check that a copy is suppressed only after the settlement of another one is durable."""
@@ -198,6 +250,7 @@ class SimDatabase:
         database.rows.clear()
         database.rows.update(rows)
         del database.journal[lines[0] :], database.archive[lines[1] :]
+        self.journal_writers = dict(list(self.journal_writers.items())[: lines[0]])
         for owner, saved in ((database.messages, tables), (database, copies)):
             for name, table in saved.items():
                 mine = getattr(owner, name)
@@ -206,38 +259,52 @@ class SimDatabase:
 
     # -- the lease's statements
 
-    def execute(self, statement: str, values: dict[str, Any]) -> tuple[Any, ...] | None:
-        """Run a statement of :mod:`dtx.log.lease`, and return its row."""
+    def execute(self, statement: str, values: dict[str, Any], takeover: Takeover | None = None) -> Rows:
+        """Run a statement of :mod:`dtx.log.lease` or :mod:`dtx.log.membership`, and return its rows."""
         row, now = self.lease, self.loop.now
         match statement:
             case lease._HOLDER:
-                return None if row is None else (row.holder, row.process, row.instance)
+                return [] if row is None else [(row.holder, row.process, row.instance)]
             case lease._TAKE:
                 if row is not None and not (row.expires_at < now or row.instance == values["dead"]):
-                    return None
+                    return []
                 epoch = 1 if row is None else row.epoch + 1
-                self.lease = _LeaseRow(
+                self.lease = LeaseRow(
                     values["instance"], values["process"], values["holder"], epoch, now + values["ttl"]
                 )
-                return (epoch, LOG)
+                return [(epoch, LOG)]
             case lease._RENEW:
                 if row is None or row.instance != values["instance"]:
-                    return None
+                    return []
                 row.expires_at = now + values["ttl"]
-                return (row.epoch,)
+                return [(row.epoch,)]
             case lease._RELEASE:
                 if row is not None and row.instance == values["instance"]:
                     row.expires_at = float("-inf")
-                return None
+                return []
+            case membership._JOIN:
+                joined = self.members.join(row, values)
+                self.lease = joined or row
+                return [] if joined is None else [(self.members.rows[values["instance"]].epoch, LOG)]
+            case membership._RENEW:
+                return self.members.renew(row, values)
+            case membership._LEAVE:
+                return self.members.leave(row, values)
             case _:
-                raise AssertionError(f"not a statement of the lease: {statement}")
+                return self.members.execute(statement, values, takeover)
 
-    def raise_epoch(self, instance: UUID) -> int:
+    def raise_epoch(self, instance: UUID, *, is_member: bool) -> int:
         """See :func:`dtx.log.writer.raise_epoch`.
 
         Raises:
             LeaseLost: another dtx has the lease.
+            Blocked: a takeover under way has locked the row of the member.
         """
+        if is_member:
+            epoch = self.members.raise_epoch(instance)
+            if epoch is None:
+                raise LeaseLost("another member has taken the branches")
+            return epoch
         if self.lease is None or self.lease.instance != instance:
             raise LeaseLost("another dtx has taken the lease")
         self.lease.epoch += 1
@@ -254,9 +321,11 @@ class SimSession:
     def __init__(self, database: SimDatabase) -> None:
         self.database = database
         self.alive = True
+        self.on_end: Callable[[], None] = lambda: None
+        """Called at its end."""
         self.sequence = 0
         """The number of the last written group; a setting of the session, as in PostgreSQL."""
-        self._process = current()
+        self.process = current()
         self._loop = asyncio.get_running_loop()
         self._on_their_way: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._on_their_way_back: deque[tuple[asyncio.Future[Any], Any, Exception | None]] = deque()
@@ -267,8 +336,9 @@ class SimSession:
         """Break the connection."""
         self.alive = False
         self.database.sessions.pop(self, None)
-        if self._process.alive and self._waiting:
-            self._process.call(0, self._break)
+        self.on_end()
+        if self.process.alive and self._waiting:
+            self.process.call(0, self._break)
 
     async def run(self, bound: "_Bound") -> None:
         """Run one transaction, and wait for its answer.
@@ -282,7 +352,7 @@ class SimSession:
     def send(self, bound: "_Bound") -> "asyncio.Future[Any]":
         """Run one transaction; later ones may be sent before its answer."""
         epoch, group, sequence = bound
-        return self.begin(lambda: self.database.write(epoch, group, self, self._process, sequence))
+        return self.begin(lambda: self.database.write(epoch, group, self, self.process, sequence))
 
     async def over(self, work: Callable[[], Any]) -> Any:
         """Do *work* in the database, and wait for its answer.
@@ -299,7 +369,7 @@ class SimSession:
             answer.set_exception(SessionLost("the connection to the database is closed"))
             return answer
         self._waiting[answer] = None
-        overdue = self._loop.call_later(_ANSWER_TIMEOUT, self.end)
+        overdue = self._loop.call_later(ANSWER_TIMEOUT, self.end)
         answer.add_done_callback(lambda _: overdue.cancel())
         self._on_their_way.append((work, answer))
         # In the world, not in the process: a sent request is executed even if its process dies meanwhile.
@@ -308,7 +378,7 @@ class SimSession:
 
     def _arrive(self) -> None:
         work, answer = self._on_their_way.popleft()
-        database, process = self.database, self._process
+        database, process = self.database, self.process
         if not self.alive and database.loop.random.random() < 0.5:
             return
         if database.lost_groups:
@@ -317,6 +387,10 @@ class SimSession:
             return
         try:
             result, error = work(), None
+        except Blocked:
+            self._on_their_way.appendleft((work, answer))
+            database.loop.in_world(_LOCK_POLL, self._arrive)
+            return
         except (StatementRefused, LeaseLost) as refused:
             result, error = None, refused
         if database.lost_answers:
@@ -351,171 +425,6 @@ class SimSession:
         self.end()
 
 
-class _LeaseConnection:
-    """The lease's connection: it runs four statements."""
-
-    closed = False
-
-    def __init__(self, database: SimDatabase) -> None:
-        self._session = SimSession(database)
-
-    async def execute(self, statement: str, values: dict[str, Any]) -> "_Cursor":
-        """Run a statement.
-
-        Raises:
-            psycopg.OperationalError: the connection is gone, and the outcome is not known.
-        """
-        try:
-            return _Cursor(await self._session.over(lambda: self._session.database.execute(statement, values)))
-        except SessionLost as lost:
-            self.closed = True
-            raise psycopg.OperationalError(str(lost)) from None
-
-    async def close(self) -> None:
-        """Disconnect."""
-        self.closed = True
-        self._session.end()
-
-
-class _Cursor:
-    def __init__(self, row: tuple[Any, ...] | None) -> None:
-        self._row = row
-
-    async def fetchone(self) -> tuple[Any, ...] | None:
-        """Return the row."""
-        return self._row
-
-
-class _SimLease(Lease):
-    """The real lease, on a connection of the simulation."""
-
-    database: SimDatabase
-
-    async def _connect(self, seconds: float) -> Any:
-        if self._connection is None or self._connection.closed:
-            try:
-                await self.database.connect()
-            except OSError as error:
-                raise LogUnavailable(f"cannot connect: {error}") from None
-            self._connection = _LeaseConnection(self.database)  # type: ignore[assignment]
-        return self._connection
-
-
-class _SimQueries(LogQueries):
-    """The queries of the log, on the tables of the twin."""
-
-    database: SimDatabase
-
-    @property
-    def fetch(self) -> Fetch:
-        """There is no SQL."""
-        raise NotImplementedError
-
-    async def _go(self) -> None:
-        await self.database.pause()
-        if self.database.away:
-            raise LogUnavailable("the database is away")
-
-    async def load(self, member: UUID | None = None) -> AsyncIterator[BranchRecord]:
-        """Yield every branch."""
-        await self._go()
-        for record in [record async for record in self.database.tables.load()]:
-            yield record
-
-    async def read_work(self, branch_id: UUID) -> list[WorkRow]:
-        """Return the work of a branch."""
-        await self._go()
-        found = await self.database.tables.read_work(branch_id)
-        await self.database.pause()
-        return found
-
-    async def read_messages_of(self, branch_id: UUID) -> list[WorkRow]:
-        """Return the work of a branch, with messages from the log or from queues."""
-        await self._go()
-        found = await self.database.tables.read_messages_of(branch_id)
-        await self.database.pause()
-        return found
-
-    async def load_copies(
-        self, branch_ids: Collection[UUID] | None = None, position: int | None = None
-    ) -> LoggedCopies:
-        """Return replays, settlements and duplicates."""
-        await self._go()
-        found = await self.database.tables.load_copies(branch_ids, position)
-        await self.database.pause()
-        return found
-
-    async def unended(self, branch_ids: Collection[UUID]) -> set[UUID]:
-        """Return those of the branches that the tables have."""
-        await self._go()
-        return await self.database.tables.unended(branch_ids)
-
-    async def read_duplicates(self, branch_ids: Collection[UUID]) -> list[Duplicate]:
-        """Return the duplicates of messages of these branches."""
-        await self._go()
-        return await self.database.tables.read_duplicates(branch_ids)
-
-    async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:
-        """Return the result of the tables."""
-        await self._go()
-        found = await self.database.tables.lookup(vhost, xid, branch_id)
-        await self.database.pause()
-        return found
-
-    async def load_definitions(self) -> Definitions:
-        """Return all definitions."""
-        await self._go()
-        return await self.database.tables.load_definitions()
-
-    async def load_queues(
-        self, queues: Sequence[int], *, detailed: Collection[int] = ()
-    ) -> AsyncIterator[QueueContents]:
-        """Yield the contents of queues."""
-        await self._go()
-        async for contents in self.database.tables.load_queues(queues, detailed=detailed):
-            yield contents
-
-    async def read_messages(self, slots: Sequence[Slot], octets: int | None = None) -> dict[Slot, StoredMessage]:
-        """Return messages by slot."""
-        await self._go()
-        found = await self.database.tables.read_messages(slots, octets)
-        await self.database.pause()
-        return found
-
-    async def which_exist(self, slots: Sequence[Slot]) -> set[Slot]:
-        """Return the slots with a message."""
-        await self._go()
-        return await self.database.tables.which_exist(slots)
-
-    async def stray_queues(self, known: Collection[int]) -> list[int]:
-        """Return queues that are not in *known*."""
-        await self._go()
-        return await self.database.tables.stray_queues(known)
-
-
-class SimLog(PostgresTransactionLog, _SimQueries):
-    """The real log with the real lease, the real writer, and the database of the simulation."""
-
-    def __init__(self, database: SimDatabase, *, lease_ttl: float, on_lost: Callable[[], None]) -> None:
-        self.database = database
-        self._lost = on_lost
-        self._ttl = lease_ttl
-        self._name = current().name
-        super().__init__("postgresql://sim@nowhere/sim", RM)
-
-    async def open(self, *, wait: bool = True, on_standby: Callable[[str], None] = lambda _: None) -> None:
-        """Take the lease, and start the writer; wait while another dtx has the lease."""
-        assert wait, "the simulation runs no commands"
-        self._lease = lease_ = _SimLease(self._dsn, RM, self._name, ttl=self._ttl, on_lost=self._lost)
-        lease_.database = self.database
-        await lease_.take(on_standby=on_standby)
-        self._writer = Writer(
-            self._dsn, RM, lease_, durable=True, retry_window=RETRY_WINDOW, answer_timeout=_ANSWER_TIMEOUT,
-            on_failed=self._lost,
-        )  # fmt: skip
-        await self._writer.start()
-
-
 def bind_group(
     _rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]], sequence: WriteSequence | None = None
 ) -> "_Bound":
@@ -525,7 +434,7 @@ def bind_group(
 
 async def raise_epoch(session: SimSession, _rm: bytes, holder: Lease) -> int:
     """Replaces :func:`dtx.log.writer.raise_epoch`."""
-    epoch = await session.over(lambda: session.database.raise_epoch(holder.instance))
+    epoch = await session.over(lambda: session.database.raise_epoch(holder.instance, is_member=holder.is_member))
     assert isinstance(epoch, int)
     return epoch
 

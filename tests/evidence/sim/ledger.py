@@ -73,6 +73,8 @@ class Branch:
     """Messages that operators have ordered to discard."""
     moves: list[Move] = field(default_factory=list)
     """Messages that operators have ordered to redirect."""
+    requests: int = 0
+    """Number of requests to commit or roll back it."""
     forgets: bool = False
     """Its transaction manager has requested forget for the heuristic outcome."""
 

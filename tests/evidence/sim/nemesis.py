@@ -137,6 +137,24 @@ def _skew(sim: "Simulation", trouble: Trouble) -> None:
         process.skew = (trouble.seconds - 3) * 1000
 
 
+def _stop_dtx(sim: "Simulation", trouble: Trouble) -> None:
+    sim.instances[trouble.whom % len(sim.instances)].stop()
+
+
+def _cut_off_database(sim: "Simulation", trouble: Trouble) -> None:
+    """One dtx cannot reach the database, and goes on to serve."""
+    sim.database.separate(sim.instances[trouble.whom % len(sim.instances)].host)
+    sim.later(trouble.seconds, sim.database.unite)
+
+
+def _partition_members(sim: "Simulation", trouble: Trouble) -> None:
+    count = len(sim.instances)
+    one = trouble.whom % count
+    other = (one + 1 + trouble.whom // count % (count - 1)) % count
+    sim.network.partition(sim.instances[one].host, sim.instances[other].host)
+    sim.later(trouble.seconds, sim.network.heal)
+
+
 def _kill_broker(sim: "Simulation", trouble: Trouble) -> None:
     sim.broker.crash()
     sim.later(trouble.seconds, sim.broker_back)
@@ -166,6 +184,9 @@ KINDS: Final[dict[str, Callable[["Simulation", Trouble], None]]] = {
     "a wall clock is wrong": _skew,
     "the broker is killed": _kill_broker,
     "the broker has an alarm": _alarm,
+    "dtx stops in order": _stop_dtx,
+    "a dtx and the database are separated": _cut_off_database,
+    "two dtx are separated": _partition_members,
 }
 _OF_BROKER: Final = {
     "dtx loses its connections to the broker",
@@ -175,13 +196,21 @@ _OF_BROKER: Final = {
     "the broker is killed",
     "the broker has an alarm",
 }
+_OF_MEMBERS: Final = {"dtx stops in order", "a dtx and the database are separated", "two dtx are separated"}
 _REPEATING: Final = {"the broker is killed"}
-_LONG: Final = {"dtx is stopped": 9.0, "dtx and the broker are separated": 45.0, "the database is away": 14.0}
+_LONG: Final = {
+    "dtx is stopped": 9.0,
+    "dtx and the broker are separated": 45.0,
+    "the database is away": 14.0,
+    "a dtx and the database are separated": 9.0,
+    "two dtx are separated": 14.0,
+}
 
 
 def draw(
-    random: Random, seconds: float, count: int, *, broker: bool, exact: bool, kinds: Sequence[str] = ()
-) -> tuple[Trouble, ...]:
+    random: Random, seconds: float, count: int, *, broker: bool, exact: bool, members: bool = False,
+    kinds: Sequence[str] = (),
+) -> tuple[Trouble, ...]:  # fmt: skip
     """Draw a plan for the first *seconds*.
 
     Args:
@@ -190,12 +219,14 @@ def draw(
         count: number of events.
         broker: alongside a broker.
         exact: no faults that make dtx repeat messages.
+        members: several dtx are active.
         kinds: only these kinds, if there are any.
     """
     kinds = kinds or [
         kind
         for kind in KINDS
         if (broker or kind not in _OF_BROKER) and not (exact and kind in _REPEATING)
+        if members or kind not in _OF_MEMBERS
     ]  # fmt: skip
     plan = []
     for _ in range(count):

@@ -15,7 +15,7 @@ import pytest
 from tests.evidence.sim.__main__ import report
 from tests.evidence.sim.mutations import MUTATIONS, Mutation
 from tests.evidence.sim.run import Result, Shape, shape_of, shrink, simulate
-from tests.evidence.sim.short import ALL, runs
+from tests.evidence.sim.short import ALL, EVERY, runs
 
 ROOT: Final = Path(__file__).parents[3]
 
@@ -23,7 +23,7 @@ ROOT: Final = Path(__file__).parents[3]
 def test_everything_that_can_go_wrong(minutes: float, figures: Callable[..., None]) -> None:
     """Both modes, with and without a broker that dies, keep the documented guarantees."""
     end = time.monotonic() + minutes * 60
-    steps = branches = repeated = seed = 0
+    steps = branches = repeated = seed = members = takeovers = handovers = 0
     modes = set()
     while time.monotonic() < end:
         result = simulate(seed)
@@ -31,9 +31,13 @@ def test_everything_that_can_go_wrong(minutes: float, figures: Callable[..., Non
         steps += result.steps
         branches += result.branches
         repeated += result.repeated
+        members += result.shape.members
+        takeovers += result.takeovers
+        handovers += result.handovers
         modes.add((result.shape.broker, result.shape.exact, result.shape.replay))
         seed += 1
     figures(seeds=seed, steps=steps, branches=branches, messages_repeated_where_allowed=repeated)
+    figures(runs_with_members=members, takeovers=takeovers, handovers=handovers)
     assert len(modes) > 4
 
 
@@ -75,14 +79,15 @@ def test_seeds_are_about_all_that_there_is() -> None:
     shapes = [shape_of(seed) for seed in range(200)]
     assert {shape.broker for shape in shapes} == {True, False}
     assert {shape.replay for shape in shapes} == {"auto", "receipts", "always"}
-    assert {shape.instances for shape in shapes} == {1, 2}
+    assert {shape.instances for shape in shapes if not shape.members} == {1, 2}
+    assert {shape.instances for shape in shapes if shape.members} == {3}
     assert any(shape.forgets_acks for shape in shapes)
     for broker in (True, False):
         assert any(shape.explorers for shape in shapes if shape.broker is broker)
         assert any(shape.hoards for shape in shapes if shape.broker is broker)
 
 
-@pytest.mark.parametrize("mutation", ALL, ids=lambda mutation: mutation.name.replace(" ", "-"))
+@pytest.mark.parametrize("mutation", EVERY, ids=lambda mutation: mutation.name.replace(" ", "-"))
 def test_a_mistake_is_found(mutation: Mutation, figures: Callable[..., None]) -> None:
     """The simulation can fail; otherwise it would prove nothing."""
     with mutation.applied():

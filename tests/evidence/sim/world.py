@@ -2,6 +2,7 @@
 
 import logging
 import os
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import structlog
 from dtx.auth.accounts import Account, Accounts
 from dtx.auth.permissions import Patterns
 from dtx.auth.users import Snapshot, User
-from dtx.log import lease, writer
+from dtx.log import lease, membership, writer
 from dtx.manager import branch_runtime
 from dtx.server import connection
 from dtx.server.alongside import mode as alongside_mode
@@ -85,6 +86,9 @@ def simulated(
         (lease, "clock", lambda: loop.now),
         (lease, "this_process", lambda: current().name),
         (lease, "is_dead", lambda _: False),  # as if the other process were on another machine
+        (membership, "clock", lambda: loop.now),
+        (membership, "is_dead", lambda _: False),
+        (ssl, "create_default_context", lambda **_: None),  # members connect without TLS
         (branch_runtime, "_entropy", branch_runtime._random_octets(10)),
         (writer, "urandom", random_octets),
         (writer, "bind_group", sim_database.bind_group),

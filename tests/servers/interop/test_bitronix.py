@@ -16,13 +16,16 @@ from psycopg.conninfo import conninfo_to_dict
 from tests.servers.interop.java_programs import Java
 from tests.support.broker import Broker, Mode
 from tests.support.client import bodies as bodies_of
+from tests.support.crash import Stage
 from tests.support.postgres import PostgresServer
 from tests.support.processes import end, spawn
 from tests.support.proxy import Proxy
+from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
 
 HALTED = 86
 BEFORE_DTX, BEHIND_DTX = "0", "2"
+POINTS = "prepare-before", "prepare-after", "commit-before", "recovery-commit-after", "commit-after"
 
 
 @pytest.fixture(scope="module")
@@ -44,27 +47,27 @@ def jdbc(database: str) -> Iterator[tuple[str, str, str]]:
         yield url, str(facts["user"]), str(facts["password"])
 
 
+def run_transfer(java: Java, directory: Path, url: str, *words: str) -> int:
+    """Run ``Transfer.java`` with a journal in *directory* and dtx at *url*; return its exit status."""
+    with tempfile.TemporaryFile() as said:
+        process = spawn(java.command("Transfer", str(directory), url, *words), output=said.fileno())
+        try:
+            status = process.wait(100)
+        except subprocess.TimeoutExpired:
+            status = -1
+        end(process)
+        said.seek(0)
+        print(words, status, said.read().decode())
+    return status
+
+
 @pytest.fixture
 def transfer(
     java: Java, service: DtxService, orders: PostgresServer, queue: str, tmp_path: Path
 ) -> Iterator[Callable[..., int]]:
     """Runs ``Transfer.java`` with further arguments; returns its exit status."""
     with jdbc(orders.url) as where:
-        fixed = (str(tmp_path), service.url(), *where, queue)
-
-        def run(*words: str) -> int:
-            with tempfile.TemporaryFile() as said:
-                process = spawn(java.command("Transfer", *fixed, *words), output=said.fileno())
-                try:
-                    status = process.wait(100)
-                except subprocess.TimeoutExpired:
-                    status = -1
-                end(process)
-                said.seek(0)
-                print(words, status, said.read().decode())
-            return status
-
-        yield run
+        yield lambda *words: run_transfer(java, tmp_path, service.url(), *where, queue, *words)
 
 
 @pytest.mark.timeout(400)
@@ -78,10 +81,9 @@ def test_both_resources_agree_wherever_the_program_is_halted(
     """Presumed abort: a transaction is committed if its decision was in the manager's journal, else rolled back."""
     with orders.connection() as connection:
         connection.execute("TRUNCATE orders")
-    points = "prepare-before", "prepare-after", "commit-before", "recovery-commit-after", "commit-after"
     positions = (BEFORE_DTX, BEHIND_DTX) if mode == "standalone" else (BEFORE_DTX,)
     expected = {"last"}
-    for position, point in itertools.product(positions, points):
+    for position, point in itertools.product(positions, POINTS):
         assert transfer(f"{position}-{point}", position, point) == HALTED
         if point.startswith("commit"):
             expected.add(f"{position}-{point}")
@@ -92,6 +94,43 @@ def test_both_resources_agree_wherever_the_program_is_halted(
     assert rows == expected
     assert sorted(bodies()) == sorted(expected)
     assert service.run("in-doubt", "--json").stdout.strip() in {"", "[]"}
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("dies", [False, True], ids=["both-live", "one-is-killed"])
+def test_bitronix_recovers_through_another_member(
+    java: Java,
+    orders: PostgresServer,
+    shared_rabbitmq: RabbitNode,
+    postgres: PostgresServer,
+    tmp_path: Path,
+    dies: bool,
+) -> None:
+    """Each run works through one of two members, and first recovers what the run before left at the other one."""
+    with orders.connection() as connection:
+        connection.execute("TRUNCATE orders")
+    members = Stage(shared_rabbitmq, postgres, options=("--advertise", "amqp://127.0.0.1"))
+    with jdbc(orders.url) as where, members as stage:
+        queue = stage.declare("orders")
+        services = itertools.cycle((stage.service, stage.another_service()))
+        expected = {"last"}
+        for point in POINTS:
+            service = next(services)
+            url = service.url(vhost=stage.vhost)
+            assert run_transfer(java, tmp_path, url, *where, queue, point, BEFORE_DTX, point) == HALTED
+            if point.startswith("commit"):
+                expected.add(point)
+            if dies:
+                service.kill9()
+                service.start()
+        url = next(services).url(vhost=stage.vhost)
+        assert run_transfer(java, tmp_path, url, *where, queue, "last") == 0
+        with orders.connection() as connection:
+            rows = {name for (name,) in connection.execute("SELECT name FROM orders")}
+            assert connection.execute("SELECT count(*) FROM pg_prepared_xacts").fetchone() == (0,)
+        assert rows == expected
+        assert sorted(stage.bodies(queue)) == sorted(order.encode() for order in expected)
+        assert stage.states() == {}
 
 
 def test_the_example_places_orders(

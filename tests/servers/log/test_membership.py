@@ -11,7 +11,7 @@ import pytest
 
 from dtx.log import statements
 from dtx.log.api import DuplicateXid, LeaseHeld, LeaseLost, LogUnavailable
-from dtx.log.membership import _IS_MEMBER, Member, Membership
+from dtx.log.membership import _IS_MEMBER, _ONE_AT_A_TIME, Member, Membership
 from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.records import Insert
 from tests.servers.log.conftest import OpenLog
@@ -252,6 +252,18 @@ async def test_the_member_with_fewest_branches_takes_over(open_log: OpenLog, ord
     await gone.close()
     await asyncio.wait_for(adopted.wait(), 2)
     assert counts == [(0, 0, 1)]
+
+
+async def test_a_takeover_that_was_stopped_delays_others_for_one_lease(open_log: OpenLog) -> None:
+    first, second = [await open_log(address=ADDRESS, lease_ttl=TTL) for _ in range(2)]
+    stopped = await membership(first)._session()
+    await stopped.execute("BEGIN")
+    await stopped.execute(_ONE_AT_A_TIME, {"rm": "rm"})
+    assert await membership(second).adopt() is None
+    async with asyncio.timeout(10 * TTL):
+        while await membership(second).adopt() is None:
+            await asyncio.sleep(0.05)
+    await stopped.close()
 
 
 async def test_a_look_of_a_request_hides_no_handover(open_log: OpenLog) -> None:

@@ -438,3 +438,13 @@ def test_a_handover_takes_seconds_while_clients_ask(stage: Stage) -> None:
         over.set()
         asking.result()
     assert len(stage.bodies(queue)) == 5
+
+
+def test_members_have_receipts_of_their_own(stage: Stage) -> None:
+    """One that purges its own, or ends, removes none of another."""
+    other, queue = stage.another_service(), stage.declare("q")
+    for service in (stage.service, other):
+        with stage.connected(service) as connection:
+            xa, xid = work(connection.channel(), publish={queue: [b"a"]})
+            assert xa.prepare(xid) is xa.commit(xid) is XaFlag.OK
+    assert len({name.rpartition(".")[0] for name in stage.receipt_queues()}) == 2

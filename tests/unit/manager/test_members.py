@@ -1,16 +1,19 @@
 """A manager whose log has branches of other members."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from typing import Any
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, cast
 from uuid import UUID, uuid4
 
 import pytest
 
 from dtx.log.api import DuplicateXid, LogUnavailable
+from dtx.log.membership import Membership
 from dtx.log.records import BranchRecord, JournalEvent, LogState, Lookup
 from dtx.manager import BranchManager, Limits, Requester
 from dtx.manager.branches import OF_VOTED, Elsewhere
+from dtx.server.members.forwarding import Forwarding
 from dtx.store.work import HeldPublish
 from dtx.telemetry import Metrics
 from dtx.xa.codes import Heuristic, ReplyCode, XaError, XaFlag
@@ -317,3 +320,40 @@ async def test_the_store_keeps_receipts_of_a_found_branch(
     log.rows = [a_row(LogState.COMMITTING, ME)]
     await answer_of(manager, WHO, XID, Operation.COMMIT)
     assert expected == [log.rows[0].id]
+
+
+class Lonely:
+    """A membership without other members; *read* is called when they are read."""
+
+    others: tuple[Any, ...] = ()
+
+    def __init__(self, read: Callable[[], None]) -> None:
+        self._read = read
+
+    async def read(self) -> tuple[Any, ...]:
+        """Return nobody."""
+        self._read()
+        return ()
+
+
+async def test_the_log_is_read_again_before_404(manager: BranchManager, log: MemberLog) -> None:
+    """The branch votes and ends while the members are asked."""
+    ended = a_line(a_row(LogState.PREPARED, OTHER), JournalEvent.COMMITTED)
+    lonely = Lonely(lambda: log.database.journal.append(("rm", ended)))
+    manager.others = Forwarding(manager, cast("Membership", lonely), ssl.create_default_context(), Metrics())
+    with pytest.raises(XaError, match="completed: committed"):
+        await manager.get_timeout(WHO, XID)
+
+
+async def test_a_forwarded_request_goes_no_further(
+    manager: BranchManager, log: MemberLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two members that believe the other one to have the branch would send it to and fro."""
+    lonely = cast("Membership", Lonely(lambda: None))
+    manager.others = Forwarding(manager, lonely, ssl.create_default_context(), Metrics())
+    asked: list[Any] = []
+    monkeypatch.setattr(manager.others, "ask", asked.append)
+    log.rows = [a_row(LogState.PREPARED, OTHER)]
+    for unvoted in (False, True):
+        assert await manager.ask_here(WHO, XID, Operation.COMMIT, 0, unvoted=unvoted) is None
+    assert asked == []
