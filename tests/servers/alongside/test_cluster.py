@@ -51,12 +51,12 @@ def service(dtx_service: ServiceFactory, nodes: list[RabbitNode]) -> DtxService:
     return dtx_service("--management", nodes[2].management_url, broker=f"amqp://guest:guest@{hosts}/")
 
 
-def prepared(service: DtxService, body: bytes) -> Xid:
+def prepared(service: DtxService, body: bytes, queue: str = QUEUE) -> Xid:
     with connected(service.url()) as connection:
         channel = connection.channel()
         resource, xid = XAResource(channel, timeout=PATIENCE), new_xid()
         resource.start(xid)
-        channel.basic_publish("", QUEUE, body, pika.BasicProperties(delivery_mode=2))
+        channel.basic_publish("", queue, body, pika.BasicProperties(delivery_mode=2))
         resource.end(xid)
         assert resource.prepare(xid) == XaFlag.OK
     return xid
@@ -117,6 +117,24 @@ def test_doctor_warns_if_a_node_may_hang_for_long(nodes: list[RabbitNode]) -> No
     finally:
         set_time(5)
     wait_until(lambda: warned() is None, what="the end of the warning")
+
+
+def test_only_branches_of_the_queues_of_a_dead_node_wait(service: DtxService, nodes: list[RabbitNode]) -> None:
+    """A classic queue is at one node: "No branch waits" for that node but those that publish to its queues."""
+    queue = "cluster-classic"
+    with nodes[1].channel() as channel:
+        channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "classic"})
+    xid = prepared(service, b"waits", queue)
+    nodes[1].kill9()
+    assert seconds_until_a_commit(service) < LONGEST
+    with pytest.raises(BROKEN):
+        committed(service, xid)
+    committed(service, prepared(service, b"again"))
+    nodes[1].mend()
+    insist(partial(committed, service, xid))
+    wait_until(lambda: not in_doubt(service, set()), seconds=60, what="the end of all branches")
+    assert {body for body, *_ in nodes[0].take_all(queue)} == {b"waits"}
+    nodes[0].take_all(QUEUE)
 
 
 @pytest.mark.parametrize("hangs", [False, True], ids=["dies", "hangs"])
