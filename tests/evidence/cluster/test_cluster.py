@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.evidence.cluster.world import PARTIAL, ClusterSoak, longest_gap
-from tests.evidence.soak.clients import SAME_COPY
 from tests.evidence.soak.report import table
 from tests.support import network
 from tests.support.rabbitmq_install import OPTION, chosen, is_there
@@ -57,7 +56,7 @@ def test_nothing_is_lost_while_nodes_of_a_cluster_fail(
         "lost by RabbitMQ without dtx": soak.nemesis.lost_without_dtx,
         "copies left in queues": report.copies_left,
         "copies seen by consumers through dtx": report.copies_delivered,
-        SAME_COPY: report.counts[SAME_COPY],
+        "of these the copy that was consumed before": report.same_copies,
         "longest seconds without a commit": round(max(gaps.values()), 1),
     }
     figures(**counts)

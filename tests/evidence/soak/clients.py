@@ -65,10 +65,6 @@ class Config:
         return cls(**json.loads(text))
 
 
-SAME_COPY: Final = "of these the copy that was consumed before"
-"""Repeats that dtx has published once: RabbitMQ has lost the acknowledgement, and delivered the message again."""
-
-
 AGAIN: Final = 10.0
 """Seconds for which a second phase without an answer is repeated; afterwards the recovery completes it."""
 
@@ -182,7 +178,8 @@ class TransferClient(threading.Thread):
         except SpentBefore as coin:
             self._desk.count("rolled back: another copy of the coin was spent")
             if QUEUE_SIDE in voted:
-                self._desk.ledger.repeat(f"{coin} is in {transfer.gtrid}, which dtx has voted for, and was spent")
+                again = next(seen for seen in transfer.spent if seen.coin.id == str(coin))
+                self._repeat(again, f"{coin} is in {transfer.gtrid}, which dtx has voted for, and was spent")
             self._give_up(transfer, voted)
             return
         left = set(voted)
@@ -347,15 +344,15 @@ class TransferClient(threading.Thread):
         """
         for seen in transfer.discarded:
             self._desk.count("repeats that a client recognised")
-            record = self._desk.ledger.coin(seen.coin.id)
-            spent = None if record is None else record.copy
-            if spent == seen.copy:
-                self._desk.count(SAME_COPY)
-            text = (
-                f"{seen.coin.id} was spent as {spent}, and dtx has voted for {transfer.gtrid}, which got it again as "
-                f"{seen.copy}{', redelivered' if seen.redelivered else ''}"
-            )
-            self._desk.ledger.repeat(text)
+            text = f"{seen.coin.id} was spent, and dtx has voted for {transfer.gtrid}, which got it again"
+            self._repeat(seen, text)
+
+    def _repeat(self, again: Seen, text: str) -> None:
+        """Record a repeat, and whether it is the copy that was spent."""
+        record = self._desk.ledger.coin(again.coin.id)
+        spent = None if record is None else record.copy
+        redelivered = ", redelivered" if again.redelivered else ""
+        self._desk.ledger.repeat(f"{text} ({spent}; {again.copy}{redelivered})", same_copy=spent == again.copy)
 
     def _put(self, transfer: Transfer, queue: str, *amounts: int) -> None:
         for coin in list(transfer.coins(*amounts)):

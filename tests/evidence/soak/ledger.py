@@ -35,7 +35,7 @@ CREATE TABLE entry (
     bank TEXT NOT NULL, gtrid TEXT NOT NULL, delta INTEGER NOT NULL, PRIMARY KEY (bank, gtrid)
 ) WITHOUT ROWID;
 CREATE TABLE fault (at REAL NOT NULL, text TEXT NOT NULL);
-CREATE TABLE repeat (at REAL NOT NULL, text TEXT NOT NULL);
+CREATE TABLE repeat (at REAL NOT NULL, text TEXT NOT NULL, same_copy INTEGER NOT NULL);
 CREATE TABLE count (name TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
 """
 _COIN = """
@@ -211,14 +211,18 @@ class Ledger:
         """Return all broken guarantees."""
         return [str(text) for (text,) in self._read("SELECT text FROM fault ORDER BY at")]
 
-    def repeat(self, text: str) -> None:
-        """Record a further copy of a coin that was spent."""
+    def repeat(self, text: str, *, same_copy: bool = False) -> None:
+        """Record a further copy of a coin that was spent, or the copy that was spent."""
         with self._writing() as database:
-            database.execute("INSERT INTO repeat VALUES (?, ?)", (time.time(), text))
+            database.execute("INSERT INTO repeat VALUES (?, ?, ?)", (time.time(), text, same_copy))
 
     def repeats(self) -> list[str]:
         """Return all recorded repeats."""
         return [str(text) for (text,) in self._read("SELECT text FROM repeat ORDER BY at")]
+
+    def same_copies(self) -> int:
+        """Return the number of repeats that are the copy that was spent."""
+        return int(str(self._read("SELECT count(*) FROM repeat WHERE same_copy")[0][0]))
 
     def counts(self) -> Counter[str]:
         """Return the counts of all rounds."""

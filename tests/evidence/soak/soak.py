@@ -45,6 +45,8 @@ class Report:
     """Copies of messages that a death of the broker has left in queues until the end of a round."""
     copies_delivered: int = 0
     """Further copies that clients of dtx got in rounds in which the broker died."""
+    same_copies: int = 0
+    """Repeats that dtx has published once: RabbitMQ has lost the acknowledgement, and delivered the message again."""
     lost: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -189,6 +191,7 @@ class Soak:
         self._recognised += len(recognised)
         allowed = [text for text in recognised if broker_dies or text.partition(" ")[0] in counts.allowed]
         self.report.copies_delivered += len(allowed)
+        self.report.same_copies = ledger.same_copies()
         for text in allowed:
             self._say(text)
         self.report.repeated += [text for text in recognised if text not in allowed]

@@ -149,6 +149,13 @@ def test_a_rolled_back_coin_must_not_be_spent(ledger: Ledger) -> None:
     assert ledger.faults() == ["s0.8/0 was spent by s0.9, and dtx had rolled back s0.8, which made it"]
 
 
+def test_a_copy_that_comes_again_is_told_from_a_second_copy(ledger: Ledger) -> None:
+    ledger.repeat("s0.1/0 came as its second copy")
+    ledger.repeat("s0.1/0 came again", same_copy=True)
+    assert len(ledger.repeats()) == 2
+    assert ledger.same_copies() == 1
+
+
 def test_a_transfer_makes_nothing_out_of_nothing() -> None:
     transfer = Transfer(gtrid="s0.7", kind="", spent=[HERE], made=[(Coin(id="s0.7/0", amount=4), "till1")])
     assert transfer.balance == -3
