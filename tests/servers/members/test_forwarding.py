@@ -5,9 +5,11 @@ import re
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psycopg
 import pytest
+import trustme
 
 from dtx.auth.operators import OperatorLog
 from dtx.auth.roles import OperatorRole
@@ -26,6 +28,7 @@ from dtx.client import (
 from tests.support.client import connected, new_xid
 from tests.support.crash import PERSISTENT, Stage, work
 from tests.support.operator import Operator
+from tests.support.processes import short_directory
 from tests.support.service import ADMIN
 
 
@@ -255,6 +258,22 @@ def test_unvoted_branches_of_all_members_are_listed(stage: Stage) -> None:
             assert f"{name} did not answer" in run.stderr
         finally:
             stage.service.resume()
+
+
+@pytest.mark.parametrize("demands", [False, True], ids=["server", "both"])
+def test_members_verify_each_other_by_their_authority(stage: Stage, certificates: Path, demands: bool) -> None:
+    """The far member may demand certificates of clients that another authority has signed."""
+    authority = ("--member-ca", str(certificates / "ca.pem"))
+    own = ("--tls-cert", str(certificates / "server.pem"), "--tls-key", str(certificates / "server.key"))
+    with short_directory("clients") as place:
+        trustme.CA().cert_pem.write_to_path(place / "clients.pem")
+        clients = ("--tls-ca", str(place / "clients.pem")) if demands else ()
+        far = stage.another_service(*own, *authority, *clients, "--advertise", "amqps://127.0.0.1")
+        near = stage.another_service(*own, *authority, *clients, "--advertise", "amqps://127.0.0.1", *ADMIN)
+        said = near.run("members", "unvoted").stderr
+        assert f":{far.pid} did not answer" not in said
+        stranger = stage.another_service(*own, "--advertise", "amqps://127.0.0.1", *ADMIN)
+        assert f":{far.pid} did not answer" in stranger.run("members", "unvoted").stderr
 
 
 def test_the_secret_changes_while_members_run(stage: Stage) -> None:
