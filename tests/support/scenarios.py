@@ -291,6 +291,17 @@ SCENARIOS: Final = (
         "M4",
         "two members have branches of one xid: one commits and leaves the log, then the other one votes",
         "one xid with two outcomes",
+        _in(
+            _MEMBERSHIP,
+            "a_vote_after_an_ending_elsewhere_is_refused",
+            "a_vote_waits_for_an_ending_under_way",
+        )
+        + _in(
+            f"{_MEMBERS}/test_duplicate_xids",
+            "a_vote_is_refused_after_an_ending_elsewhere",
+            "a_vote_is_refused_after_a_vote_elsewhere",
+            "a_commit_means_the_branch_that_has_voted",
+        ),
     ),
     Scenario(
         "M5",
@@ -342,6 +353,9 @@ SCENARIOS: Final = (
         "M11",
         "a replica of PostgreSQL that lacks the last writes becomes the primary",
         "votes are lost",
+        _in(
+            "tests/servers/log/test_replicas", "a_primary_that_does_not_wait_is_reported", "a_former_primary_is_refused"
+        ),
     ),
     Scenario(
         "M12",
