@@ -149,7 +149,7 @@ def test_a_rolled_back_coin_must_not_be_spent(ledger: Ledger) -> None:
     assert ledger.faults() == ["s0.8/0 was spent by s0.9, and dtx had rolled back s0.8, which made it"]
 
 
-def test_a_copy_that_comes_again_is_told_from_a_second_copy(ledger: Ledger) -> None:
+def test_a_copy_that_comes_again_is_no_second_copy(ledger: Ledger) -> None:
     ledger.repeat("s0.1/0 came as its second copy")
     ledger.repeat("s0.1/0 came again", same_copy=True)
     assert len(ledger.repeats()) == 2
