@@ -12,6 +12,7 @@ from dtx.cli.doctor.broker import check_broker
 from dtx.client import XAER_RMFAIL, XaFlag, Xid
 from dtx.config import Settings
 from tests.support.crash import Stage, ids, work
+from tests.support.processes import free_port
 from tests.support.rabbitmq import RabbitNode
 
 REFUSING = {"max-length": 1, "overflow": "reject-publish"}
@@ -161,6 +162,13 @@ def test_the_management_api_of_another_broker_is_not_believed(
     assert b"belongs to another broker" in stage.service.log_path.read_bytes()
     assert stage.receipts() == 0
     impatient_rabbitmq.delete_vhost(stage.vhost)
+
+
+def test_the_start_without_a_management_api_names_the_remedy(stage_with: Callable[..., Stage]) -> None:
+    """A plain package of RabbitMQ has none: the log says at the start what a crash may repeat, and not only then."""
+    stage = stage_with(options=("--management", f"http://127.0.0.1:{free_port()}"))
+    stage.wait_for(lambda: b"units may be repeated after a crash" in stage.service.log_path.read_bytes(), "the warning")
+    assert b"rabbitmq-plugins enable rabbitmq_management" in stage.service.log_path.read_bytes()
 
 
 def test_doctor_reports_a_management_api_of_another_broker(
