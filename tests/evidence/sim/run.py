@@ -131,8 +131,12 @@ def shape_of(seed: int) -> Shape:
 
 
 def members_shape(random: Random) -> Shape:
-    """Return a shape with three members."""
+    """Return a shape with three members; in some runs they send messages again."""
+    again = random.random() < 0.3
     return Shape(
+        replay="always" if again else "auto",
+        exact=not again,
+        readers=random.choice((0, 1, 2)),
         instances=3,
         applications=random.choice((2, 3, 4)),
         troubles=random.choice((3, 6, 10, 20)),

@@ -20,6 +20,7 @@ from dtx.log import lease, membership, writer
 from dtx.manager import branch_runtime
 from dtx.server import connection
 from dtx.server.alongside import mode as alongside_mode
+from dtx.server.members import server as members_server
 from dtx.server.standalone import mode as standalone_mode
 from tests.evidence.sim import database as sim_database
 from tests.evidence.sim.broker import SimBroker, SimManagement
@@ -77,6 +78,7 @@ def simulated(
         return BEGINNING + loop.now + current().skew
 
     random_octets = random.randbytes
+    numbers = count(1)
     changes: list[tuple[Any, str, Any]] = [
         (time, "monotonic", lambda: loop.now),
         (time, "perf_counter", lambda: loop.now),
@@ -97,7 +99,7 @@ def simulated(
         (writer, "PipelineSession", sim_database.connector(database)),
         (writer, "raise_epoch", sim_database.raise_epoch),
         (writer, "was_applied", sim_database.was_applied),
-        (connection, "connection_numbers", count(1)),
+        *((module, "connection_numbers", numbers) for module in (connection, members_server)),
         (alongside_mode, "Management", OneManagement),
         (standalone_mode, "Accounts", _SimAccounts),
     ]
