@@ -31,6 +31,8 @@ from dtx.xa.value import value
 from dtx.xa.xid import Xid
 
 _log = get_logger(part="operators")
+_PAUSE: Final = 0.1
+"""Seconds before an order begins again."""
 _MOST_REASON: Final = 2_000
 """Characters: a reason is a sentence, and is in every entry about the decision."""
 
@@ -190,9 +192,21 @@ class Operators:
             XaError: as :meth:`forecast`. 541 where phase two is stuck, or the outcome is not known. Also where the log
                 may not have the end of a branch that has ended.
         """
-        entry, member, forecast, event, decision = await self._evaluate_order(order)
-        if member is not None:
-            return await self._let_carry_out(order, forecast, member)
+        until = asyncio.get_running_loop().time() + self._manager.limits.forward_timeout
+        while True:
+            entry, member, forecast, event, decision = await self._evaluate_order(order)
+            if member is None:
+                break
+            order = replace(order, version=forecast.version)
+            done = await self._let_carry_out(order, forecast, member)
+            if done is not None:
+                return done
+            # another member, perhaps this one, is about to load the branch
+            if asyncio.get_running_loop().time() > until:
+                raise XaError(
+                    ReplyCode.INTERNAL_ERROR, f"another member is taking the branch, try again (xid {order.xid})"
+                )
+            await asyncio.sleep(_PAUSE)
         answered: asyncio.Future[XaFlag | XaError] = asyncio.get_running_loop().create_future()
         failed: list[XaError] = []
 
@@ -236,13 +250,13 @@ class Operators:
             version=None if record is None else record.version,
         )
 
-    async def _let_carry_out(self, order: Order, forecast: Forecast, member: UUID) -> Done:
-        """Let the member that has the branch carry out *order*, if the branch still has the version of *forecast*."""
+    async def _let_carry_out(self, order: Order, forecast: Forecast, member: UUID) -> Done | None:
+        """Let the member that has the branch carry out *order*; ``None`` if that member does not have it."""
         others = self._manager.others
         assert others is not None, "it has the branch"
-        answer = await others.order(to_json(replace(order, version=forecast.version)), member)
-        if answer is None:  # another member, perhaps this one, has it now
-            return await self.carry_out(replace(order, version=forecast.version))
+        answer = await others.order(to_json(order), member)
+        if answer is None:
+            return None
         state, version = State(answer["state"]), answer["version"]
         return Done(forecast=forecast, answer=answer["answer"], state=state, version=version)
 

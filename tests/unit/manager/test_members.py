@@ -3,6 +3,8 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
 
@@ -13,6 +15,7 @@ from dtx.log.membership import Membership
 from dtx.log.records import BranchRecord, JournalEvent, LogState, Lookup
 from dtx.manager import BranchManager, Limits, Requester
 from dtx.manager.branches import OF_VOTED, Elsewhere
+from dtx.manager.operators import OperatorAction, Operators, Order
 from dtx.server.members.forwarding import Forwarding
 from dtx.store.work import HeldPublish
 from dtx.telemetry import Metrics
@@ -357,3 +360,17 @@ async def test_a_forwarded_request_goes_no_further(
     for unvoted in (False, True):
         assert await manager.ask_here(WHO, XID, Operation.COMMIT, 0, unvoted=unvoted) is None
     assert asked == []
+
+
+async def test_an_order_ends_although_no_member_loads_the_branch(manager: BranchManager, log: MemberLog) -> None:
+    """The log names a member, which has not loaded the branch yet."""
+
+    async def order(*_: object) -> None:
+        await asyncio.sleep(0)
+
+    manager.limits = replace(manager.limits, forward_timeout=0.3)
+    manager.others = cast("Any", SimpleNamespace(order=order))
+    log.rows = [a_row(LogState.PREPARED, OTHER)]
+    given = Order(vhost="/", xid=XID, action=OperatorAction.COMMIT, actor="o", reason="it waits", positions=())
+    with pytest.raises(XaError, match="taking the branch"):
+        await Operators(manager).carry_out(given)
