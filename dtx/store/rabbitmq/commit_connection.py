@@ -590,6 +590,36 @@ class CommitConnection:
         except UpstreamChannelClosed:
             return False
 
+    async def _sorted(
+        self, direction: _Direction, returned: tuple[Returned, ...], work: Sequence[WorkRow]
+    ) -> tuple[tuple[Returned, ...], set[int]]:
+        """Those of *returned* that the client wants back, and the positions of messages for queues that are down.
+
+        The others have no queue: they are dropped, as the client wishes.
+        """
+        if not returned or direction is not _COMMIT:
+            return returned, set()
+        items = {item.position: item for item in work}
+        asked = tuple(back for back in returned if (items[back.position].flags or 0) & methods.MANDATORY)
+        others = {back.position: items[back.position].routing_key for back in returned if back not in asked}
+        while True:
+            connection = await self._connected()
+            with suppress(UpstreamLost):
+                down = {queue for queue in set(others.values()) if await self._is_down(queue, connection)}
+                return asked, {position for position, queue in others.items() if queue in down}
+
+    async def _is_down(self, queue: bytes, connection: ServiceConnection) -> bool:
+        """Whether the only node of a classic queue is down; RabbitMQ 3.10 says so in the text of its 404."""
+        try:
+            channel = await OwnChannel(connection).open()
+            await channel.declare(methods.QueueDeclare(queue, passive=True))
+        except UpstreamChannelClosed as closed:
+            return b"is down" in closed.close.reply_text
+        except XaError:  # no channel is left: the message is sent again
+            return True
+        await channel.close()
+        return False
+
     def may_be_near(self, deliveries: Sequence[Delivery]) -> bool:
         """See :class:`~dtx.store.rabbitmq.delivery_limit.Replacer`."""
         limits, default = self._delivery_limits, self._default_limit
@@ -704,13 +734,15 @@ class CommitConnection:
                     self._give(channel)
                     continue
                 refused, returned = await self._send(channel, unit, phase.branch_id, direction, work, share)
-                if not refused:
+                returned, down = await self._sorted(direction, returned, work)
+                if not refused and not down:
                     return Applied(returned=returned)
                 _at_refusal()
                 # A nack is about one queue: others may have taken the message. Only the rest is finished.
                 sent = [item.position for item in work if item.kind is direction.kind]
-                open_ = {sent[index] for index in refused} | {back.position for back in returned}
-                reason = f"a queue did not take {len(refused)} of the messages"
+                open_ = {sent[index] for index in refused} | {back.position for back in returned} | down
+                why = ": its node is down" if down else ""
+                reason = f"a queue did not take {len(refused) + len(down)} of the messages{why}"
                 return Refused(reason=reason, settled=tuple(each for each in sent if each not in open_), partial=True)
             except UpstreamLost:
                 failpoint.at(Point.UNIT_LOST)

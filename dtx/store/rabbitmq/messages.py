@@ -139,14 +139,19 @@ def probe(channel: int, exchange: bytes, routing_key: bytes, flags: int, raw: by
 def commit_frames(
     channel: int, frame_max: int, branch_id: UUID, work: Iterable[WorkRow], attempt: int = 1
 ) -> Iterator[bytes]:
-    """The publishes of a branch: for each message its frames."""
+    """The publishes of a branch: for each message its frames.
+
+    Those to a queue by the default exchange are mandatory: RabbitMQ 3.10 confirms and drops messages for a queue whose
+    node is down. It returns them if they are mandatory.
+    """
     for item in work:
         if item.kind is not WorkKind.PUBLISH:
             continue
         raw = properties.set_header(_unmarked(item.properties), ID, message_id(branch_id, item.position))
         if attempt > 1:
             raw = properties.set_header(raw, ATTEMPT, b"%d" % attempt)
-        publish = _publish(channel, item.exchange, item.routing_key, (item.flags or 0) & MANDATORY)
+        flags = (item.flags or 0) & MANDATORY if item.exchange else MANDATORY
+        publish = _publish(channel, item.exchange, item.routing_key, flags)
         yield _message(publish, channel, raw, item.body, frame_max)
 
 

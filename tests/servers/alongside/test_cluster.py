@@ -121,8 +121,6 @@ def test_doctor_warns_if_a_node_may_hang_for_long(nodes: list[RabbitNode]) -> No
 
 def test_only_branches_of_the_queues_of_a_dead_node_wait(service: DtxService, nodes: list[RabbitNode]) -> None:
     """A classic queue is at one node: "No branch waits" for that node but those that publish to its queues."""
-    if chosen() == "3":
-        pytest.skip("RabbitMQ 3.10 confirms messages for the queues of a dead node, and drops them")
     queue = "cluster-classic"
     with nodes[1].channel() as channel:
         channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "classic"})
