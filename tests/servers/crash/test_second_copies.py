@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
+from urllib.request import Request, urlopen
 
 import psycopg
 import pytest
@@ -356,6 +357,20 @@ def test_an_operator_restores_a_suppressed_copy(stage_with: Callable[..., Stage]
     assert [(line["reason"], line["result"][:8]) for line in lines] == [
         ("wanted", "412: que"), ("wanted", "restored"), ("wanted", "404: the")
     ]  # fmt: skip
+
+
+def test_metrics_count_repeated_and_suppressed_messages(stage_with: Callable[..., Stage]) -> None:
+    stage = stage_with(replay="always", options=ADMIN)
+    stage.declare("out")
+    commits_twice(stage, b"one", b"two")
+    with stage.connected() as connection:
+        assert consumed(connection.channel()) == [b"one", b"two"]
+    words = ("token", "add", "reader", "--role", "viewer", "--reason", "metrics")
+    token = stage.service.run(*words).stdout.split()[-1]
+    request = Request(f"{stage.service.admin_url}/metrics", headers={"Authorization": f"Bearer {token}"})
+    with urlopen(request, timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    assert {"dtx_messages_replayed_total 2.0", "dtx_copies_suppressed_total 2.0"} <= set(lines)
 
 
 def test_copies_pass_if_the_operator_wants_that(stage_with: Callable[..., Stage]) -> None:
