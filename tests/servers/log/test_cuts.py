@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from dtx.log.api import LogConflict, LogError
+from dtx.log.api import DuplicateXid, LogConflict, LogError
 from dtx.log.changes import Change, Define, Slot, Store
 from dtx.log.postgres import PostgresTransactionLog
 from dtx.log.records import BranchRecord, JournalEvent, Line, LogState, LogWrite, NoteWrite
@@ -118,7 +118,7 @@ class Chains:
         """The xid exists already: no record of the branch is written."""
         branch = a_branch(xid=self._model.occupied)
         records = (an_insert(branch), a_commit(branch), a_completion(branch, expect=LogState.COMMITTING, version=2))
-        return [self._model.expect(record, LogConflict) for record in records]
+        return [self._model.expect(record, DuplicateXid) for record in records]
 
     def _stale(self) -> Posts:
         """A record of a branch fails, and a later one does not."""
