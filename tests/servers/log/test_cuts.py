@@ -117,8 +117,9 @@ class Chains:
     def _refused(self) -> Posts:
         """The xid exists already: no record of the branch is written."""
         branch = a_branch(xid=self._model.occupied)
-        records = (an_insert(branch), a_commit(branch), a_completion(branch, expect=LogState.COMMITTING, version=2))
-        return [self._model.expect(record, DuplicateXid) for record in records]
+        later = (a_commit(branch), a_completion(branch, expect=LogState.COMMITTING, version=2))
+        first = self._model.expect(an_insert(branch), DuplicateXid)
+        return [first, *(self._model.expect(record, LogConflict) for record in later)]
 
     def _stale(self) -> Posts:
         """A record of a branch fails, and a later one does not."""
