@@ -209,7 +209,12 @@ def test_a_list_is_redrawn_on_a_terminal_until_ctrl_c(shared: StandaloneStage) -
     environment = os.environ | {"DTX_TOKEN": str(token), "DTX_API": shared.service.admin_url, "TERM": "xterm"}
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "dtx", "exchange", "list", "--watch", "100ms"]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment) as process:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets background jobs ignore it
+    try:
+        process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
         os.close(theirs)
         out = b""
         while out.count(b"\x1b[H\x1b[J") < 3:
