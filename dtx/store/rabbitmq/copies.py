@@ -336,13 +336,12 @@ class CopyRegister:
         try:
             async with asyncio.timeout(_ANSWER):
                 elsewhere = await self.members.ask(copy, redelivered=redelivered)
-        except (LogError, TimeoutError) as error:
-            _log.warning("a copy waits for the other members", reason=str(error) or "they do not answer")
+        except Exception as error:  # noqa: BLE001 - also a member of another version has answered something else
             self._silent_until = asyncio.get_running_loop().time() + _SILENCE
-            return CopyVerdict.WAIT
-        except Exception:  # noqa: BLE001 - a member of another version has answered something else
-            _log.exception("the other members cannot be asked about a copy")
-            self._silent_until = asyncio.get_running_loop().time() + _SILENCE
+            if isinstance(error, LogError | TimeoutError):
+                _log.warning("a copy waits for the other members", reason=str(error) or "they do not answer")
+            else:
+                _log.exception("the other members cannot be asked about a copy")
             return CopyVerdict.WAIT
         if not self._is_active():
             return CopyVerdict.WAIT
